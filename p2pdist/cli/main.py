@@ -211,8 +211,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     global _interrupted_by  # noqa: PLW0603 # a process runs one command
     _interrupted_by = number
     signal.signal(number, signal.SIG_DFL)
-    handler = signal.getsignal(signal.SIGINT)
-    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as of a job in the background
+        signal.default_int_handler(number, frame)
+    signal.raise_signal(signal.SIGINT)  # to whatever takes it by now, such as an event loop
 
 
 def _ended(code: int, failure: BaseException | None, *, as_json: bool) -> int:

@@ -167,6 +167,17 @@ def test_ctrl_c_before_a_command_begins_is_silent(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
+def test_a_hangup_reaches_an_event_loop_that_takes_ctrl_c() -> None:
+    script = (
+        "import asyncio, os, signal; from p2pdist.cli import main\n"
+        "async def wait():\n"
+        "    ended = asyncio.Event(); asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)\n"
+        "    os.kill(os.getpid(), signal.SIGHUP); await ended.wait(); print('ended')\n"
+        "main._take_signals(); asyncio.run(wait())"
+    )
+    assert run(sys.executable, "-c", script).stdout == "ended\n"
+
+
 def test_a_working_directory_that_was_removed_is_said(tmp_path: Path) -> None:
     """A relative name means nothing there; with absolute ones all goes on."""
     gone = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone;"
