@@ -170,7 +170,7 @@ class Verbs(click.Group):
         given = list(sys.argv[1:] if args is None else args)
         more["standalone_mode"] = False
         _conceal(given)
-        _take_signals()
+        _take_signals(given)
         _silence_event_loop()
         code: Any = 0
         failure: BaseException | None = None
@@ -188,14 +188,17 @@ class Verbs(click.Group):
         sys.exit(code)
 
 
-def _take_signals() -> None:
+def _take_signals(given: Sequence[str]) -> None:
     """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that it leaves nothing half done
-    behind; a second one ends it at once. A verb may take them itself."""
+    behind; a second one ends it at once. A verb may take them itself. A daemon takes them once it
+    serves: until then they end it, however long it looks through a store, and a supervisor sees the
+    signal."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see launch.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, _interrupt)
+    if DAEMONS.isdisjoint(given):
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, _interrupt)
 
 
 def _silence_event_loop() -> None:

@@ -13,7 +13,8 @@ _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d+)?\Z")
 
 
 _HTTP = re.compile(
-    r"https?://([^/?#@]*@)?(?P<host>\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s:/?#@\[\]]+)(:(?P<port>\d{1,5}))?([/?#].*)?\Z"
+    r"https?://([^/?#@]*@)?(?P<host>\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[^\s:/?#@\[\]]+)(:(?P<port>\d{1,5}))?([/?#].*)?\Z",
+    re.IGNORECASE,
 )
 PORT_MAX = 65535
 LABEL_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 63, 253

@@ -33,7 +33,7 @@ from p2pdist.package.source.scan import Dropped, Link, check_unchanged, scan_tre
 from p2pdist.package.source.split import split
 from p2pdist.package.source.stages import stage, walk
 from p2pdist.package.source.trace import Trace, select
-from p2pdist.package.thread import stoppable, until
+from p2pdist.package.thread import Stopped, stoppable, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +251,8 @@ def _stage(
     scan_again = partial(check_unchanged, before, ignore=layer.ignore, only=layer.only, times_of_directories=whole)
     try:
         made = _make(layer, work, reproducible, followed, report)
+    except Stopped:
+        raise
     except P2PDistError:
         scan_again()  # what has vanished is the better reason
         raise

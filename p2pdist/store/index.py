@@ -416,11 +416,12 @@ class Index:
             yield
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", 0)
-            parent, space = self._path.parent, os.statvfs(self._path.parent)
             # SQLite calls want of room for its -wal and -shm files an I/O error.
-            scarce = code & 0xFF == sqlite3.SQLITE_IOERR and space.f_bavail * space.f_frsize < ROOM_BYTES
-            if code == sqlite3.SQLITE_FULL or scarce:
-                raise DiskFull.on(str(parent), space, needed=ROOM_BYTES) from error
+            if code & 0xFF in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}:
+                with suppress(OSError):  # the directory is gone, or the disk fails: no room would help
+                    space = os.statvfs(self._path.parent)
+                    if code == sqlite3.SQLITE_FULL or space.f_bavail * space.f_frsize < ROOM_BYTES:
+                        raise DiskFull.on(str(self._path.parent), space, needed=ROOM_BYTES) from error
             if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
                 raise Corrupt(
                     f"the index {self._path} is damaged: {error}",

@@ -283,6 +283,18 @@ def test_an_import_that_waits_for_a_pipe_can_be_ended(place: Path, number: signa
         assert list((place / "layout/.incoming").iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_export_whose_reader_stands_still_can_be_ended(place: Path, number: signal.Signals) -> None:
+    (place / "src/large").write_bytes(os.urandom(1 << 20))
+    done(place, "pack", place / "src", "-t", "a/b:v1", "--format", "tree")
+    words = ("export", "a/b:v1", "--tar", "-o", "-", "--layout", place / "layout")
+    with programs.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(512)
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+
+
 def test_no_tar_goes_where_standard_output_is_closed(place: Path) -> None:
     """Under whichever name; a file is written as ever."""
     done(place, "pack", place / "src", "-t", "a/b:v1", "--format", "tree")

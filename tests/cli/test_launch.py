@@ -173,9 +173,27 @@ def test_a_hangup_reaches_an_event_loop_that_takes_ctrl_c() -> None:
         "async def wait():\n"
         "    ended = asyncio.Event(); asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)\n"
         "    os.kill(os.getpid(), signal.SIGHUP); await ended.wait(); print('ended')\n"
-        "main._take_signals(); asyncio.run(wait())"
+        "main._take_signals(['up']); asyncio.run(wait())"
     )
     assert run(sys.executable, "-c", script).stdout == "ended\n"
+
+
+def test_a_daemon_that_does_not_serve_yet_ends_by_its_signal() -> None:
+    """It may look through its store for minutes, and a supervisor takes that end for a clean one."""
+    script = "import os, signal; from p2pdist.cli import main; main._take_signals(['agent']); signal.raise_signal({})"
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        assert run(sys.executable, "-c", script.format(int(number))).returncode == -number
+
+
+def test_run_ignores_a_hangup_that_its_caller_ignores(tmp_path: Path) -> None:
+    """As under nohup(1): neither it nor the program ends then."""
+    script = (
+        "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from p2pdist.cli.main import main\n"
+        "try: main(['run', '--local', 'none:1', '--layout', sys.argv[1]])\n"
+        "except SystemExit: print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    )
+    assert run(sys.executable, "-c", script, str(tmp_path)).stdout == "True\n"
 
 
 def test_a_working_directory_that_was_removed_is_said(tmp_path: Path) -> None:

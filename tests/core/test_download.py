@@ -728,6 +728,18 @@ def test_a_reader_waits_behind_nothing_that_is_prefetched_but_the_next_piece() -
     assert pull(Wanted((5,))) == [OpenDemand(4, A, 0, (5,))], "the source left it out of the first stream"
 
 
+def test_what_a_reader_asked_for_alone_is_asked_for_again_where_it_does_not_come() -> None:
+    """Also while the stream of what comes ahead goes on, out of which the source has left it."""
+    pull = Pull(count=16)
+    pull.plan(0, A)
+    pull(Wanted((3, 4, 5, 6), prefetch=True))
+    assert pull(Wanted((5,))) == [OpenDemand(3, A, 0, (5,))]
+    assert pull(StreamEnded(3, "reset")) == []
+    pull(PieceStored(2, 3))
+    pull(PieceStored(2, 4))
+    assert pull(Wanted((5,))) == [OpenDemand(4, A, 0, (5,))]
+
+
 def test_what_is_prefetched_last_makes_room_for_what_comes_before_it() -> None:
     """Readers take turns from the lowest piece on, whichever came first."""
     pull = Pull(count=40)

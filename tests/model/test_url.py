@@ -64,3 +64,5 @@ def test_addresses_of_trackers() -> None:
     assert tracker_urls(given) == [
         *("http://tracker:7070", "https://[::1]:7070", "http://a.example.com.", "http://10.0.0.1:1/prefix")
     ]
+    given = ["http://[fe80::1%eth0.100]:7070", "http://[fe80::1%br-lan]:7070", "HTTP://tracker"]
+    assert tracker_urls(given) == given

@@ -142,6 +142,16 @@ def test_files_that_the_kernel_makes_up_are_refused() -> None:
             scan_tree(source)
 
 
+def test_a_mount_point_of_which_everything_is_left_out_is_packed_empty() -> None:
+    """As a root file system is packed: its /proc is a directory, and what the kernel shows there
+    is not looked at."""
+
+    def ignore(path: bytes, directory: bool) -> bool:
+        return path.split(b"/")[0] != b"proc" or path.startswith(b"proc/")
+
+    assert [row.name for row in scan_tree(Path("/"), ignore=ignore).rows(b"")] == [b"proc"]
+
+
 @pytest.mark.root
 def test_a_mounted_file_of_proc_is_refused_unless_it_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()

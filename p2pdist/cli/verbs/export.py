@@ -209,6 +209,7 @@ class _Export:
         from p2pdist.package.archive.export import make_readable, new_file, write_tar
         from p2pdist.package.image.preflight import preflight
         from p2pdist.package.source.scan import scan_tree
+        from p2pdist.package.thread import PipeWriter
 
         modes = make_readable(tree)
         checked, done = preflight(scan_tree(tree)), 0
@@ -220,7 +221,9 @@ class _Export:
 
         if str(self._target) == "-":
             try:
-                write_tar(tree, cast(IO[bytes], sys.stdout.buffer), modes=modes, report=report)
+                sys.stdout.flush()
+                writer = PipeWriter(sys.stdout.fileno(), self._stopped)
+                write_tar(tree, cast(IO[bytes], writer), modes=modes, report=report)
             except OSError as error:
                 if error.filename is not None or isinstance(error, BrokenPipeError):
                     raise

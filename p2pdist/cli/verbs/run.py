@@ -109,7 +109,8 @@ def command(
 
     # From here on the view must be unmounted again, also when a signal ends this process.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup(1)
+            signal.signal(number, _leave)
     arguments = arguments[1:] if arguments[:1] == ("--",) else arguments
     run = _checked(arguments, writable, how, root, binds)
     if cache and (root or local or is_directory(reference)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from p2pdist.core.download.events import CloseStream, OpenDemand, OpenStream, StreamEnded
 from p2pdist.core.download.stripe import Receiving, Stripe, Waiting
@@ -105,17 +106,26 @@ class Streams:
             if prefetch and mine:
                 opened += self._displace(stripe, min(mine))
             if mine and (demand := self._demand_of(stripe, mine, sources, have, prefetch, now=now)) is not None:
+                if not prefetch:
+                    self._divert(demand)
                 stream = self._number()
                 self.demands[stream] = demand
                 chosen = tuple(sorted(demand.pieces))
                 opened.append(OpenDemand(stream, demand.source, stripe.number, chosen, prefetch))
         return opened
 
+    def _divert(self, demand: Demand) -> None:
+        """What readers wait for comes alone from now on: the source leaves it out of the streams of
+        what comes ahead. Should it not come, it is requested once more."""
+        for other in self.demands.values():
+            if other.prefetch and (other.stripe, other.source) == (demand.stripe, demand.source):
+                other.pieces -= demand.pieces
+
     def _displace(self, stripe: Stripe, piece: int) -> Iterator[CloseStream]:
         """Where as many streams as may bring what readers are going to wait for, and none of them
         so low a piece, have the last one make room: readers take turns from the lowest on."""
         lowest = {
-            min(demand.pieces): stream
+            min(demand.pieces, default=inf): stream
             for stream, demand in self.demands.items()
             if demand.prefetch and demand.stripe == stripe.number
         }

@@ -49,8 +49,10 @@ RANGES_MAX = 20_000
 """Parts of a sparse member; its map is kept in memory by the tools that read it."""
 _ROOT = "${P2PDIST_ROOT}"
 _OF_LIMITS = (errno.EFBIG, errno.EMFILE, errno.ENFILE)
-_NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
+_NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT, errno.ENOSYS}
 """What file systems and kernels without O_TMPFILE say of it (open(2))."""
+_OWN_FILES = "/proc/self/fd"
+"""Through which an unnamed file gets its name."""
 
 Report = Callable[[str, int, int], None]
 
@@ -431,7 +433,8 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
 def _opened(partial: Path, mode: int) -> tuple[int, bool]:
     """A new file in the directory of `partial`, and whether that is its name. Raises OSError."""
     try:
-        return os.open(partial.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, mode), False
+        if os.path.exists(_OWN_FILES):
+            return os.open(partial.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, mode), False
     except OSError as error:
         if error.errno not in _NO_UNNAMED_FILES:
             raise
@@ -442,7 +445,7 @@ def _name(handle: int, path: Path) -> None:
     """Give an unnamed file a name (open(2), O_TMPFILE)."""
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)  # os.link() follows links with a descriptor only
     try:
-        os.link(f"proc/self/fd/{handle}", path, src_dir_fd=root, follow_symlinks=True)
+        os.link(f"{_OWN_FILES[1:]}/{handle}", path, src_dir_fd=root, follow_symlinks=True)
     finally:
         os.close(root)
 

@@ -249,8 +249,7 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
     links, narrow = list[bytes](), list[bytes]()
     with _opened(root, b"") as handle:
         status = os.fstat(handle)
-    devices = {status.st_dev}
-    _check_stored(root)
+    devices = set[int]()
     pending = [(b"", 0)]
     while pending:
         directory, depth = pending.pop()
@@ -265,10 +264,10 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
             raise UsageError(f"{source} has more than {ENTRIES_MAX} entries", remedy="Pack parts of it as layers")
         pending += ((path, depth + 1) for path in below)
         prefix = directory + b"/" if directory else b""
-        mounted = {row[7]: row[0] for row in rows if row[7] not in devices and row[1] & _S_IFMT != stat.S_IFLNK}
-        for name in mounted.values():
-            _check_stored(root + b"/" + prefix + name)
-        devices.update(mounted)
+        found = {row[7]: row[0] for row in rows if row[7] not in devices and row[1] & _S_IFMT == stat.S_IFREG}
+        for name in found.values():
+            _check_stored(os.path.join(root, prefix + name))
+        devices.update(found)
         links += [prefix + row[0] for row in rows if row[1] & _S_IFMT == stat.S_IFLNK]
         narrow += [prefix + row[0] for row in rows if row[1] & 0o005 != 0o005 and _is_narrow(row[1])]
         try:
