@@ -226,11 +226,11 @@ class Service:
         self._founding, self._next_session = Founding(), 1
         self._rates = _ReportRates(fleet, self._outboxes, self._names)
         self._lag_s, self._due_at = 0.0, math.inf
+        self._timer: asyncio.TimerHandle | None = None
         self.ticks = 0
         """Ticks of the clock that went well (tracker/cluster/cluster.py)."""
         self.heard_epoch: Callable[[int, str], None] = lambda epoch, by: None
-        """Hears that an agent knows an ownership of this epoch, and from which address it says
-        so."""
+        """Hears that an agent knows an ownership of this epoch, and from which address."""
         self.blamed_hosts = 0
         """How often a host was blamed for wrong hashes of a vouched list; a metric."""
         self._lists = KeptLists(content.documents)
@@ -385,10 +385,11 @@ class Service:
         commands = self.fleet.handle(event, now=now)
         if self.fleet.wake_at < self._due_at:
             self._due_at = self.fleet.wake_at
-            # Rounded up: uvloop counts in milliseconds, and a timer that comes too early would have
-            # to be set again.
+            # Rounded up: uvloop counts in milliseconds, and would call too early.
             delay_s = math.ceil(max(0.0, self._due_at - now) * 1000) / 1000
-            asyncio.get_running_loop().call_later(delay_s, self._plan_due)
+            if self._timer is not None:
+                self._timer.cancel()  # else it would set another one for what has one already
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._plan_due)
         planned = False
         for command in commands:
             match command:

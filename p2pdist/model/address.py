@@ -79,6 +79,9 @@ class Vicinity:
     session: str = ""
     """This process's end of its connection with the tracker, which believes loopback and link-local
     addresses of agents that connect to it from there; empty without one."""
+    machine: str = ""
+    """The name of this machine, as the kernel has it: its other agents may announce it, and it
+    often stands for a loopback address here (127.0.1.1)."""
 
     def problem(self, host: str, address: str) -> str:
         """Why `address`, which is `host` or which its name stands for, may not be connected to;
@@ -93,7 +96,7 @@ class Vicinity:
             allowed = any((end := ip_of(text)) is not None and end.is_link_local for text in ends)
         else:
             allowed = any(is_loopback(text) or _is_localhost(text) for text in ends)
-        if allowed or (named and host.lower() == self.announced.lower()):
+        if allowed or (named and host.lower() in (self.announced.lower(), self.machine.lower())):
             return ""
         which = f"{host[:255]} stands for {address}" if named else address
         return f"{which}, which is another machine, or nothing, for each that asks"

@@ -392,6 +392,8 @@ class Tracker:
         self._life = 0
         #: When the core is to be woken next, in seconds.
         self._due_at = inf
+        #: Counts wake-ups, so that one that another has overtaken does nothing.
+        self._wakes = 0
         self.processor = Processor(world, USUAL_S)
 
     def start(self) -> None:
@@ -485,8 +487,9 @@ class Tracker:
             self.handle(Tick(self.world.now))  # the clock begins at midnight
             self.world.after(TICK_S, self._tick, life)
 
-    def _due(self, life: int) -> None:
-        self.processor.run(self._due_now, life)
+    def _due(self, life: int, number: int) -> None:
+        if number == self._wakes:
+            self.processor.run(self._due_now, life)
 
     def _due_now(self, life: int) -> None:
         if life == self._life and self.fleet is not None:
@@ -499,7 +502,8 @@ class Tracker:
         commands = self.fleet.handle(event, now=self.world.now)
         if self.fleet.wake_at < self._due_at:
             self._due_at = self.fleet.wake_at
-            self.world.at(max(self.world.now, self._due_at), self._due, self._life)
+            self._wakes += 1
+            self.world.at(max(self.world.now, self._due_at), self._due, self._life, self._wakes)
         self._watcher(self.fleet, event, commands, self._sessions)
         for command in commands:
             match command:

@@ -126,7 +126,9 @@ class Input(asyncio.Protocol):
         self._counted = 0
         """What the book has of this connection."""
         self._last = 0
-        """Bytes of the last read, 0 once a control frame was taken out of it."""
+        """Bytes of the last read, without those of control frames that were taken out of it."""
+        self._reading = False
+        """Whether the last read is being served."""
         self._transport: asyncio.Transport | None = None
         """None before the connection is made, and once the book has closed it."""
 
@@ -145,7 +147,9 @@ class Input(asyncio.Protocol):
         self._reads += 1
         self._recount()
         if self._transport is not None:
+            self._reading = True
             self._served.data_received(data)
+            self._reading = False
 
     def eof_received(self) -> bool | None:
         return self._served.eof_received()
@@ -166,6 +170,8 @@ class Input(asyncio.Protocol):
     def taken(self, size: int) -> None:
         """A head, body or message that took so many bytes is whole."""
         rest, reads = self._half - size, self._reads
+        if self._reading:  # what follows came with the last read; more than that is the coding of a body in chunks
+            rest = min(rest, self._last)
         self._half = self._reads = 0
         self._recount()
         if rest >= SLACK_BYTES:  # of what follows, which begins to wait now
@@ -180,8 +186,9 @@ class Input(asyncio.Protocol):
     def control_taken(self, size: int) -> None:
         """A control frame with so many bytes of payload is answered. It may have come between the
         parts of a message, which stay."""
-        self._half -= min(self._last, size + CONTROL_HEAD_BYTES, self._half)
-        self._last = 0
+        taken = min(self._last, size + CONTROL_HEAD_BYTES, self._half)
+        self._half -= taken
+        self._last -= taken
         if not self._half:
             self._reads = 0
         self._recount()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -281,7 +282,7 @@ async def test_an_agent_that_listens_on_all_addresses_gives_the_one_of_its_sessi
     address = msgspec.json.decode(hellos[-1])["address"]
     name, _, port = address.rpartition(":")
     assert port == "7999" and ipaddress.ip_address(name) and host.session.address == address
-    assert host.session.vicinity == Vicinity(name, "127.0.0.1")
+    assert host.session.vicinity == Vicinity(name, "127.0.0.1", socket.gethostname())
 
 
 @pytest.mark.parametrize(("status", "told"), [(403, "revoked"), (401, "--join-file"), (502, "502")])

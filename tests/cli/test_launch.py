@@ -179,7 +179,7 @@ def test_a_hangup_reaches_an_event_loop_that_takes_ctrl_c() -> None:
 
 
 def test_a_daemon_that_does_not_serve_yet_ends_by_its_signal() -> None:
-    """It may look through its store for minutes, and a supervisor takes that end for a clean one."""
+    """It may look through its store for minutes; a supervisor takes that end for a clean one."""
     script = "import os, signal; from p2pdist.cli import main; main._take_signals(['agent']); signal.raise_signal({})"
     for number in (signal.SIGTERM, signal.SIGHUP):
         assert run(sys.executable, "-c", script.format(int(number))).returncode == -number

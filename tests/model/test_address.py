@@ -101,6 +101,8 @@ def test_a_name_has_to_be_looked_up() -> None:
         ("10.0.0.1", "127.0.0.1", "localhost", "::1", True),
         ("10.0.0.1", "127.0.0.1", "node2", "127.0.0.1", False),
         ("node1", "127.0.0.1", "NODE1", "127.0.1.1", True),
+        ("10.0.0.1", "10.0.0.1", "this", "127.0.1.1", True),
+        ("10.0.0.1", "10.0.0.1", "this.example", "127.0.1.1", False),
         ("127.0.0.1", "", "127.0.0.1", "127.0.0.1", True),
         ("localhost", "", "localhost", "127.0.0.1", True),
         ("127.0.0.2", "", "node2", "127.0.0.1", True),
@@ -115,6 +117,6 @@ def test_a_name_has_to_be_looked_up() -> None:
 def test_what_is_near_is_connected_to_from_there_alone(
     announced: str, session: str, host: str, address: str, allowed: bool
 ) -> None:
-    problem = Vicinity(announced, session).problem(host, address)
+    problem = Vicinity(announced, session, machine="this").problem(host, address)
     assert (problem == "") is allowed
     assert allowed or address in problem

@@ -278,6 +278,19 @@ def test_the_last_import_begins_anew_where_it_leaves_free_what_the_others_had(sh
     assert all(each.slots == 2 for each in broadcast.swarm.members.values())
 
 
+@pytest.mark.parametrize(("before", "anew"), [((0, 0), [1]), ((7, 1), [])])
+def test_what_a_host_had_when_it_joined_is_no_rate(before: tuple[int, int], anew: list[int]) -> None:
+    """As after the start of a new tracker, which hosts tell what they have."""
+    swarm = Swarm(BLOB, PieceLayout(1024 * 65536, 65536))
+    swarm.add("near", [512, 512], slots=2, now=0.0, zone=f"near{SITE_END}z")
+    swarm.add("far", list(before), slots=2, now=0.0, zone=f"far{SITE_END}z")
+    swarm.edges.attach(1, "far", "near")
+    swarm.advance("far", (512, 100), now=2.0)
+    far = swarm.members["far"]
+    far.set_rates([0.0, 3.0])
+    assert slow_alone(swarm, far, now=20.0) == anew
+
+
 def test_the_last_import_of_large_pieces_has_the_time_of_a_few() -> None:
     """The first one after the others were done came partly while it had a small share."""
     large = 16 << 20

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from math import inf
+from pathlib import Path
+
+import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Holding, Left, Report
-from tracker.core.events import Command, Due, Received, Send, SessionOpened, Tick
+from p2pdist.origin.drivers import open_origin
+from tracker.content import Content
+from tracker.core.events import Command, Due, HostDrained, Received, Send, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.planning.assignments import SLICE
 from tracker.core.planning.schedule import JOIN_BATCH_S, SMALL_BATCH_S
+from tracker.service import Service
 
 HOSTS, STRIPES = 3 * SLICE + 10, 2
 BLOB, SMALL = digest_of(b"blob"), digest_of(b"small")
@@ -40,6 +49,25 @@ def test_each_host_is_told_once_and_the_core_asks_to_go_on_at_once() -> None:
     assert sorted(session for session, _ in told) == list(range(HOSTS))
     assert all(len(message.plan.stripes) == STRIPES for _, message in told)
     assert now < fleet.wake_at and not plans(fleet.handle(Tick(), now=now))
+
+
+async def test_a_service_has_one_timer_for_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Swarms that gather joins, while others have hosts to be told, ask for ever earlier ones."""
+    service = Service(Fleet(time.monotonic()), Content(open_origin(tmp_path.as_uri())))
+    loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    call_later = loop.call_later
+
+    def counted(delay_s: float, call: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        timers.append(call_later(delay_s, call, *args))
+        return timers[-1]
+
+    monkeypatch.setattr(loop, "call_later", counted)
+    for after_s in (60.0, 50.0, 40.0, -inf):
+        wake_at = service.fleet.started_at + after_s
+        monkeypatch.setattr(Fleet, "wake_at", property(lambda fleet: wake_at))  # noqa: B023
+        service.submit(HostDrained("nobody", False))
+    assert [timer.cancelled() for timer in timers] == [True, True, True, False]
+    timers[-1].cancel()
 
 
 def test_the_messages_of_a_moment_do_not_have_all_hosts_told_at_once() -> None:

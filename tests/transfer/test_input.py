@@ -71,6 +71,32 @@ def test_what_is_whole_counts_no_longer_and_what_follows_begins_to_wait() -> Non
     assert book.total == 0
 
 
+def test_the_coding_of_a_body_in_many_small_chunks_is_no_beginning_of_another() -> None:
+    """Its end is seen while the last read is served; only what came with that can follow it."""
+    book = InputBook(1 << 20)
+
+    class Server(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            if data.endswith(b"."):
+                source.taken(10_000)
+
+    source = Input(Server(), "a", book)
+    source.connection_made(Transport())
+    for data in (bytes(30_000), b"end."):
+        source.data_received(data)
+    assert book.total == 0
+
+
+def test_all_control_frames_of_a_read_are_taken_out() -> None:
+    book = InputBook(1 << 20)
+    ((source, _),) = connected(book, "a")
+    for _ in range(100):
+        source.data_received(bytes(3 * 16))
+        for _ in range(3):
+            source.control_taken(10)
+    assert book.total == 0
+
+
 def test_a_control_frame_between_the_parts_of_a_message_takes_no_more_than_itself() -> None:
     book = InputBook(100 * KIB)
     [(source, _)] = connected(book, "a")
@@ -81,7 +107,11 @@ def test_a_control_frame_between_the_parts_of_a_message_takes_no_more_than_itsel
         source.data_received(bytes(1000))
         for _ in range(100):
             source.control_taken(0)
-    assert book.total == 10 * (1000 - 6 + READ_BYTES)
+    assert book.total == 10 * (1000 - 600 + READ_BYTES)
+    source.data_received(bytes(60))
+    for _ in range(100):  # more than came with it: those before were taken together with a message
+        source.control_taken(0)
+    assert book.total == 10 * (1000 - 600 + READ_BYTES) + READ_BYTES
 
 
 @asynccontextmanager

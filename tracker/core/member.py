@@ -196,6 +196,8 @@ class Member:
     """Host names in the order in which they were attached. Edges."""
     joined_at: float
     """Time at which the host joined the swarm."""
+    had: bool
+    """Whether it joined with pieces: then what it has says nothing of how fast they came."""
     slots: int
     """Upload slots in all stripes together; below zero never. `set_slots`, `reduce_slots`."""
     complaints: tuple[int, ...]

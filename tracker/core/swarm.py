@@ -338,6 +338,7 @@ class Swarm:
             parents=[None] * stripes,
             children=[()] * stripes,
             joined_at=now,
+            had=any(counts),
             slots=slots,
             complaints=none,
             moved_at=times,

@@ -24,6 +24,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from socket import gethostname
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -214,7 +215,7 @@ class TrackerSession:
         self.searching = searching
         self.address = hello.address
         """Where other hosts reach this one, as the last hello stated it."""
-        self.vicinity = Vicinity(host_part(hello.address))
+        self.vicinity = Vicinity(host_part(hello.address), machine=gethostname())
         self.clock_ahead_s: float | None = None
         """How far this host's clock is ahead of the clock of the last tracker that answered; None
         where that tracker does not state its time."""
@@ -402,7 +403,7 @@ class TrackerSession:
         if self._listens is not None and local:
             self.address = address_text(address_for_others(local[0], self._listens[0]), self._listens[1])
             hello = msgspec.structs.replace(hello, address=self.address)
-        self.vicinity = Vicinity(host_part(self.address), local[0] if local else "")
+        self.vicinity = Vicinity(host_part(self.address), local[0] if local else "", gethostname())
         return hello
 
     # -- small reads

@@ -373,7 +373,7 @@ def slow_alone(swarm: Swarm, member: Member, *, now: float) -> list[int]:
         return []
     whole = [stripe for stripe, total in enumerate(swarm.totals) if member.counts[stripe] == total]
     late = [stripe for stripe in _unfinished(swarm, member) if imports(swarm, member, stripe)]
-    if not whole or not late or member.claimed:
+    if not whole or not late or member.had:
         return []
     ended_at, patience_s = max(member.moved_at[stripe] for stripe in whole), max(ALONE_S, _turns_s(swarm))
     rate = sum(member.counts) / max(now - member.joined_at, IMPORT_S / 2) / (swarm.stripes - len(whole))

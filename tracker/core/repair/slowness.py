@@ -143,10 +143,10 @@ class Slowness:
         move it where it is in the way."""
         if relocate(swarm, member, now=now):
             self.schedule.ask(swarm.key, "in the way", now)
-        slow = [*slow_edges(swarm, member, now=now), *slow_alone(swarm, member, now=now)]
-        for stripe in slow if not member.slow_receiver else ():
-            parent = member.parents[stripe] or ""
-            if (member.host, parent) in swarm.edges.parted:
+        slow = {*slow_edges(swarm, member, now=now), *slow_alone(swarm, member, now=now)}
+        for stripe in sorted(slow) if not member.slow_receiver else ():
+            parent = member.parents[stripe]
+            if not parent or (member.host, parent) in swarm.edges.parted:
                 continue  # it got no other parent, or no more from another
             if member.counts[stripe] and member.moved_at[stripe] == member.attached_at[stripe]:
                 gives = now - self.hosts[parent].sent_at < GIVES_S
