@@ -14,7 +14,8 @@ from typing import ParamSpec, TypeVar
 from p2pdist.model.errors import P2PDistError
 
 LOOK_MS = 200
-"""How often a thread that waits for the reader of a pipe looks whether it is to stop."""
+"""How often a thread that waits for the reader of a pipe looks whether it is to stop, and a caller
+that waits for a thread whether a signal came."""
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -31,7 +32,11 @@ async def stoppable(
     end."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
-        return await asyncio.shield(work)
+        # A signal that comes just before the loop waits does not wake it, and Python would hear of
+        # it once the thread has ended.
+        while not work.done():
+            await asyncio.wait([work], timeout=LOOK_MS / 1000)
+        return work.result()
     except asyncio.CancelledError:
         stopped.set()
         await asyncio.wait([work])

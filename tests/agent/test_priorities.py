@@ -369,7 +369,7 @@ async def test_pieces_that_readers_wait_for_ride_on_the_streams_of_their_stripes
 async def test_a_reader_overtakes_what_comes_ahead(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """What is prefetched waits with its sender. A reader that waits for its last pieces gets them
     before those between, each piece once, and both streams end in order."""
-    pieces = 32
+    pieces = 128
     digest = await site.publish(pieces)
     seed = await site.host("seed", preseed_bytes_s=1.0)
     await seed.seed(digest)
@@ -378,7 +378,7 @@ async def test_a_reader_overtakes_what_comes_ahead(site: Site, caplog: pytest.Lo
     stripes, uplink = pull.blob.layout.stripes, seed.agent.uplink
     await until(lambda: uplink.streams == stripes)
     uplink.limit(digest, TokenBucket(1.0))
-    wanted = range(pieces - 5 * stripes, pieces)
+    wanted = range(pieces - 48 * stripes, pieces)
     before, last = set(pull.blob.have), wanted[-stripes:]
     came: list[int] = []
     with caplog.at_level(logging.INFO), pytest.MonkeyPatch.context() as patch:
