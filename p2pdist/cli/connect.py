@@ -14,7 +14,6 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.tracker_access import TrackerAccess, token_option
-from p2pdist.client.tracker import Tracker
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import (
     Conflict,
@@ -29,6 +28,7 @@ from p2pdist.model.messages import MountRequest, MountStatus, Priority, PullRequ
 
 if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
+    from p2pdist.client.tracker import Tracker
     from p2pdist.origin.contract import Origin
     from p2pdist.origin.layout import LocalLayout
 
@@ -199,13 +199,14 @@ def hosts_options(function: Function) -> Function:
     )
 
 
-class TrackerClient(Tracker):
-    """The trackers of --tracker, with the token of the verb that runs."""
+def tracker_client(urls: str) -> Tracker:
+    """The trackers of --tracker, with the token of the verb that runs. Raises UsageError where none
+    is named."""
+    from p2pdist.client.tracker import Tracker
 
-    def __init__(self, urls: str) -> None:
-        if not any(url.strip() for url in urls.split(",")):
-            raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
-        super().__init__(urls, access=TrackerAccess.current())
+    if not any(url.strip() for url in urls.split(",")):
+        raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
+    return Tracker(urls, access=TrackerAccess.current())
 
 
 def tracker_named(ctx: click.Context, tracker: str) -> str:

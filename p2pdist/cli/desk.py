@@ -26,7 +26,6 @@ from p2pdist.model.manifest import (
     decode_config,
     parse_reference,
 )
-from p2pdist.model.modelpack import blob_name, is_model, model_entries
 
 if TYPE_CHECKING:
     from p2pdist.mount.enter import Bind
@@ -163,6 +162,7 @@ async def layers_in(manifest: Manifest, layout: LocalLayout, stage: Path) -> lis
     `stage`. Raises Corrupt, UsageError and what reading the layout raises."""
     import threading
 
+    from p2pdist.model.modelpack import is_model
     from p2pdist.mount.layers import TreeLayer
     from p2pdist.mount.squashfs import inspect
     from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
@@ -212,6 +212,7 @@ async def _check_blob(layer: Descriptor, layout: LocalLayout) -> None:
 
 def _model_layer(manifest: Manifest, layout: LocalLayout, stage: Path) -> TreeLayer:
     """The files of a model, which are blobs of the layout."""
+    from p2pdist.model.modelpack import blob_name, model_entries
     from p2pdist.mount.layers import TreeLayer
 
     entries = model_entries(manifest.layers)

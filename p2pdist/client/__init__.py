@@ -13,36 +13,40 @@ p2pdist.model.errors, as the tracker reports them."""
 
 from __future__ import annotations
 
-from p2pdist.client.access import Access
-from p2pdist.client.sync import SyncTracker
-from p2pdist.client.tracker import Tracker
-from p2pdist.model.callback import check_callback
-from p2pdist.model.errors import (
-    Conflict,
-    NotFound,
-    P2PDistError,
-    Refused,
-    TooLarge,
-    Unauthenticated,
-    Unavailable,
-    UsageError,
-)
-from p2pdist.model.fleet import (
-    Assignment,
-    EvictedHost,
-    Eviction,
-    EvictRequest,
-    HostDetail,
-    HostStatus,
-    Me,
-    Ranked,
-    RoleHosts,
-    StayedHost,
-    StoryEvent,
-    SwarmDetail,
-    SwarmStatus,
-)
-from p2pdist.model.preseed import Failure, PreseedRequest, PreseedSummary, Progress, RankRequest, Role
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from p2pdist.client.access import Access
+    from p2pdist.client.sync import SyncTracker
+    from p2pdist.client.tracker import Tracker
+    from p2pdist.model.callback import check_callback
+    from p2pdist.model.errors import (
+        Conflict,
+        NotFound,
+        P2PDistError,
+        Refused,
+        TooLarge,
+        Unauthenticated,
+        Unavailable,
+        UsageError,
+    )
+    from p2pdist.model.fleet import (
+        Assignment,
+        EvictedHost,
+        Eviction,
+        EvictRequest,
+        HostDetail,
+        HostStatus,
+        Me,
+        Ranked,
+        RoleHosts,
+        StayedHost,
+        StoryEvent,
+        SwarmDetail,
+        SwarmStatus,
+    )
+    from p2pdist.model.preseed import Failure, PreseedRequest, PreseedSummary, Progress, RankRequest, Role
 
 __all__ = [
     "Access",
@@ -77,3 +81,24 @@ __all__ = [
     "UsageError",
     "check_callback",
 ]
+
+_HOMES = (
+    "client.access",
+    "client.sync",
+    "client.tracker",
+    "model.callback",
+    "model.errors",
+    "model.fleet",
+    "model.preseed",
+)
+
+
+def __getattr__(name: str) -> Any:
+    """A name is imported when it is first used (PEP 562): most commands need `client.access` alone,
+    and what asks trackers takes a fifth of their start."""
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(f"p2pdist.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

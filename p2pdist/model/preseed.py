@@ -14,7 +14,6 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -235,6 +234,8 @@ def _mistake(text: str, kind: type[msgspec.Struct]) -> UsageError:
     steps = [first or second for first, second in _STEP.findall(place)]
     remedy = "See docs/protocol.md"
     if unknown := _UNKNOWN.search(what):
+        from difflib import get_close_matches
+
         names = msgspec.structs.fields(Role if steps[:1] == ["roles"] else kind)
         known = [each.encode_name for each in names]
         steps.append(unknown[1])

@@ -94,3 +94,9 @@ def test_no_message_names_too_many_blobs() -> None:
     ] * 2
     reports = gathered(Report((Advance(blob, (1,)),)) for blob in many)
     assert [len(each.blobs) for each in reports if isinstance(each, Report)] == [BLOBS_PER_MESSAGE_MAX] * 2 + [1]
+
+
+def test_a_blob_joined_anew_is_joined_after_what_was_reported_of_it() -> None:
+    """The report counts for the former membership: behind the join it would undo what that said."""
+    said = [holding(BLOBS[0], 1), Report((Advance(BLOBS[0], (5,)),)), holding(BLOBS[0])]
+    assert understood(gathered(said)) == understood(said) == ({BLOBS[0]: (0,)}, [], 0)

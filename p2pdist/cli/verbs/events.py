@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import TrackerClient, tracker_option
+from p2pdist.cli.connect import tracker_client, tracker_option
 from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem, unreached
 from p2pdist.model.history import KINDS, RECORDS_PER_PAGE_MAX, HistoryPage, HistoryRecord, parse_kinds, parse_since
 from p2pdist.model.url import tracker_urls
@@ -86,7 +86,7 @@ async def read(tracker: str, query: dict[str, str], limit: int) -> list[HistoryR
     Unavailable, UsageError and what the tracker says."""
     records: list[HistoryRecord] = []
     before = 0
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         while len(records) < limit:
             asked = query | {"limit": str(min(limit - len(records), RECORDS_PER_PAGE_MAX))}
             asked |= {"before": str(before)} if before else {}

@@ -7,7 +7,7 @@ import asyncio
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import TrackerClient, hosts_options, tracker_option
+from p2pdist.cli.connect import hosts_options, tracker_client, tracker_option
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable, UsageError
 from p2pdist.model.fleet import EVICTION_S_MAX, Eviction, EvictRequest
 from p2pdist.model.image import canonical_reference
@@ -89,5 +89,5 @@ def _show(eviction: Eviction) -> None:
 
 
 async def _evict(tracker: str, request: EvictRequest) -> Eviction:
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         return await client.evict(request)

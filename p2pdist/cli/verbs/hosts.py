@@ -7,7 +7,7 @@ import asyncio
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import TrackerClient, tracker_named, tracker_option
+from p2pdist.cli.connect import tracker_client, tracker_named, tracker_option
 from p2pdist.model.fleet import HostDetail, HostStatus
 
 
@@ -121,15 +121,15 @@ def _state(host: HostStatus) -> str:
 
 
 async def _hosts(tracker: str) -> list[HostStatus]:
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         return sorted(await client.hosts(), key=lambda host: host.host)
 
 
 async def _host(tracker: str, name: str) -> HostDetail:
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         return await client.host(name)
 
 
 async def _drain(tracker: str, host: str, *, drained: bool) -> None:
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         await (client.drain(host) if drained else client.fill(host))

@@ -118,19 +118,19 @@ def command(
 
 async def _ask(tracker: str, cancel: str | None) -> list[PreseedSummary] | Progress:
     """Cancel a preseed, or list them all."""
-    from p2pdist.cli.connect import TrackerClient
+    from p2pdist.cli.connect import tracker_client
 
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         return await client.cancel(cancel) if cancel is not None else await client.preseeds()
 
 
 async def _order(tracker: str, order: PreseedRequest, share: float | None, *, quiet: bool) -> Progress:
     """Order the preseed. With a share, wait until this share of hosts is done, or the preseed has
     ended."""
-    from p2pdist.cli.connect import TrackerClient
+    from p2pdist.cli.connect import tracker_client
     from p2pdist.client.tracker import is_over
 
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         preseed = await client.preseed(order)
         shown: set[str] = set()
         _show_notes(preseed, shown)

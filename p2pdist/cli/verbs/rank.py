@@ -92,11 +92,11 @@ def _show(ranked: Iterable[Ranked]) -> None:
 
 async def _nobody(tracker: str, selector: str | None) -> str:
     """Why there is no host to rank."""
-    from p2pdist.cli.connect import TrackerClient
+    from p2pdist.cli.connect import tracker_client
     from tracker.core.host import Host
     from tracker.core.preseeds.selectors import no_match, parse_selector
 
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         rows = [row for row in await client.hosts() if row.present]
     if selector is None or not rows:
         return "no host is connected to this tracker"
@@ -106,7 +106,7 @@ async def _nobody(tracker: str, selector: str | None) -> str:
 
 
 async def _ask(tracker: str, request: RankRequest) -> list[Ranked] | Assignment:
-    from p2pdist.cli.connect import TrackerClient
+    from p2pdist.cli.connect import tracker_client
 
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         return await (client.rank(request) if request.roles is None else client.assign(request))

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import TrackerClient, socket_option
+from p2pdist.cli.connect import socket_option, tracker_client
 from p2pdist.cli.tracker_access import token_option
 from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.messages import LazyStatus, MountStatus
@@ -255,7 +255,7 @@ def _tracker(urls: str, *, as_json: bool) -> None:
 
 
 async def _ask(urls: str) -> dict[str, Any]:
-    async with TrackerClient(urls) as client:
+    async with tracker_client(urls) as client:
         health = await client.ask("GET", "/readyz")
         hosts, swarms = await client.ask("GET", "/v1/hosts"), await client.ask("GET", "/v1/swarms")
         preseeds: list[dict[str, Any]] = []

@@ -249,9 +249,9 @@ def read_trace_file(file: Path) -> Trace:
 
 
 async def _ask(tracker: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    from p2pdist.cli.connect import TrackerClient
+    from p2pdist.cli.connect import tracker_client
 
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         return await client.ask(method, path, body)
 
 
@@ -264,7 +264,7 @@ async def _listed(tracker: str, reference: str | None) -> list[dict[str, Any]]:
 async def _found(tracker: str, reference: str, entry: str | None) -> tuple[Trace, str]:
     """The trace of an entry point, of the only one where none is named. Raises NotFound,
     UsageError."""
-    from p2pdist.cli.connect import TrackerClient
+    from p2pdist.cli.connect import tracker_client
     from p2pdist.model.trace import check_entry, decode_trace
 
     if entry is None:
@@ -274,7 +274,7 @@ async def _found(tracker: str, reference: str, entry: str | None) -> tuple[Trace
             raise UsageError(f"{reference} has traces of several entry points: {shown}", remedy="Give one with --entry")
         entry = names[0] if names else ""
     query = urlencode({"reference": reference, "entry": check_entry(entry)})
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         data = await client.read(f"/v1/traces?{query}")
     if not data:
         remedy = "Lazy starts make traces: p2pdist run --lazy"

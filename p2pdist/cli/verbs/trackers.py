@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import TrackerClient, tracker_named, tracker_option
+from p2pdist.cli.connect import tracker_client, tracker_named, tracker_option
 
 
 @click.group("trackers", invoke_without_command=True)
@@ -92,5 +92,5 @@ def _show(answer: dict[str, Any]) -> None:
 
 
 async def _ask(tracker: str, method: str, path: str) -> Any:
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         return await client.ask(method, path)

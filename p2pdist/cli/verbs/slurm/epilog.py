@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import TrackerClient, socket_option, tracker_option
+from p2pdist.cli.connect import socket_option, tracker_client, tracker_option
 from p2pdist.cli.options import Seconds
 from p2pdist.cli.verbs.slurm.job import RECORD, JobRecord, job_of, read_record
 from p2pdist.cli.verbs.slurm.node import (
@@ -107,7 +107,7 @@ async def _cancel(record: JobRecord, tracker: str) -> None:
     if not record.preseeds:
         return
     try:
-        async with asyncio.timeout(TRACKER_S_MAX), TrackerClient(tracker) as client:
+        async with asyncio.timeout(TRACKER_S_MAX), tracker_client(tracker) as client:
             for preseed in record.preseeds:
                 with suppress(NotFound):
                     await client.ask("DELETE", f"/v1/preseeds/{preseed}?brief=1")

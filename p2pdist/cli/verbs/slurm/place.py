@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import TrackerClient, tracker_option
+from p2pdist.cli.connect import tracker_client, tracker_option
 from p2pdist.cli.verbs.slurm import controller
 from p2pdist.model.errors import Conflict, UsageError
 from p2pdist.model.manifest import parse_reference
@@ -101,5 +101,5 @@ def _too_few(needed: int, there: int, what: str) -> Conflict:
 
 
 async def _ask(tracker: str, request: dict[str, Any]) -> Any:
-    async with TrackerClient(tracker) as client:
+    async with tracker_client(tracker) as client:
         return await client.ask("POST", "/v1/rank", request)

@@ -29,7 +29,7 @@ import click
 import msgspec
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import TrackerClient, follow_pull, pulled_name, socket_option, tracker_option
+from p2pdist.cli.connect import follow_pull, pulled_name, socket_option, tracker_client, tracker_option
 from p2pdist.cli.options import Seconds
 from p2pdist.cli.verbs.slurm import controller
 from p2pdist.cli.verbs.slurm.job import Job, JobRecord, job_of, packages_of, places_of, write_record
@@ -48,6 +48,7 @@ from p2pdist.model.units import parse_duration
 
 if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
+    from p2pdist.client.tracker import Tracker
     from p2pdist.model.manifest import Reference
 
 OF_THE_PACKAGE = (UsageError, NotFound, Corrupt, Refused)
@@ -224,7 +225,7 @@ def _never_fit(client: LocalClient, job: Job, packages: Sequence[Reference], set
     each of them alone would fit. Without an answer of tracker and agent that is not so."""
 
     async def bytes_of_all() -> int:
-        async with asyncio.timeout(TRACKER_S_MAX), TrackerClient(settings.tracker) as tracker:
+        async with asyncio.timeout(TRACKER_S_MAX), tracker_client(settings.tracker) as tracker:
             body = {"packages": list(map(str, packages)), "hosts": [job.node]}
             return int((await tracker.ask("POST", "/v1/rank", body))[0]["bytes_total"])
 
@@ -242,7 +243,7 @@ async def _order(job: Job, packages: list[Reference], hosts: Sequence[str], sett
     packages as it can."""
     ordered: list[str] = []
     try:
-        async with asyncio.timeout(TRACKER_S_MAX), TrackerClient(settings.tracker) as client:
+        async with asyncio.timeout(TRACKER_S_MAX), tracker_client(settings.tracker) as client:
             for number, package in enumerate(packages):
                 request = PreseedRequest(str(package), None, tuple(hosts), priority="start", ttl=settings.ttl_s)
                 preseed = await _preseed(client, job, job.preseed(number), request)
@@ -256,7 +257,7 @@ async def _order(job: Job, packages: list[Reference], hosts: Sequence[str], sett
     return ordered + list(map(str, packages[len(ordered) :]))
 
 
-async def _preseed(client: TrackerClient, job: Job, name: str, request: PreseedRequest) -> dict[str, str]:
+async def _preseed(client: Tracker, job: Job, name: str, request: PreseedRequest) -> dict[str, str]:
     """A preseed that was given, by this node if need be."""
     hosts, path = request.hosts or (), f"/v1/preseeds/{name}"
     place = hosts.index(job.node) if job.node in hosts else 0
