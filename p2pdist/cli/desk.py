@@ -143,13 +143,14 @@ def _mounted(reference: str, config: Config, layers: list[Layer], stage: Path, r
 def start(program: Program, view: Path, run: Run, *, keep: Sequence[int] = ()) -> int:
     """Run the program of a package that is seen at `view`; returns its exit code. Raises what
     entering the package and executing the program raise."""
-    from p2pdist.mount.enter import enter
-    from p2pdist.mount.files.remove import remove_tree
     from p2pdist.mount.program import run as run_program
-    from p2pdist.mount.scratch import scratch_directory
 
     if not run.root:
         return run_program(program, keep=keep)
+    from p2pdist.mount.enter import enter
+    from p2pdist.mount.files.remove import remove_tree
+    from p2pdist.mount.scratch import scratch_directory
+
     scratch = scratch_directory("p2pdist-root-")
     try:
         return run_program(program, prepare=lambda: enter(view, scratch, run.binds, program.cwd), keep=keep)

@@ -26,6 +26,7 @@ from msgspec import Meta
 
 from p2pdist.model.digest import WireDigest
 from p2pdist.model.errors import UNDECODABLE, NotFound, Refused, Unauthenticated, UsageError
+from p2pdist.model.plan import TICKET_CHARACTERS_MAX
 
 Right = Literal[
     "open",
@@ -63,7 +64,6 @@ GRANTABLE: tuple[Right, ...] = ("rank", "preseed", "cancel-any", "watch", "metri
 
 PATTERN_CHARACTERS_MAX = 255
 PATTERNS_MAX = 1000
-TICKET_CHARACTERS_MAX = 1024
 TICKET_S = 600.0
 """How long a ticket is valid while a tracker answers the sender."""
 

@@ -13,12 +13,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from p2pdist.model.access import TICKET_CHARACTERS_MAX
 from p2pdist.model.address import host_part
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, UsageError
 from p2pdist.model.ownership import OPTIONAL_TRACKER_ID, Epoch, Ownership
-from p2pdist.model.plan import STRIPES_MAX, Address, HostName, Plan, StripeNumber
+from p2pdist.model.plan import STRIPES_MAX, TICKET_CHARACTERS_MAX, Address, HostName, Plan, StripeNumber
 
 PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 4 << 20

@@ -14,6 +14,7 @@ STRIPES_MAX = 1024
 ALTERNATES_MAX = 64
 KEEPERS_MAX = 64
 HELD_CHARACTERS_MAX = 500
+TICKET_CHARACTERS_MAX = 1024
 
 # What decoding refuses. A name without white space and control characters can stand in a line of a
 # log.

@@ -8,7 +8,6 @@ cut values at 256 bytes).
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -17,7 +16,12 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ctypes
 
 MS_RDONLY = 0x1
 MS_NOSUID = 0x2
@@ -53,13 +57,22 @@ _LOOP_INFO = struct.Struct("=52xI64s112x")
 
 _LOOP_ATTEMPTS_MAX = 100
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
-_libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """The C library, loaded for the first call: many commands import this module and make none."""
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+    library.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+    return library
 
 
 def _check(result: int, path: Path | str) -> None:
     if result != 0:
+        import ctypes
+
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), os.fspath(path))
 
@@ -69,13 +82,13 @@ def mount(source: str | Path, target: Path | str, kind: str, flags: int = 0, opt
     data = os.fsencode(options)
     if len(data) > OPTIONS_BYTES_MAX:
         raise OSError(errno.E2BIG, f"mount options of {len(data)} bytes", os.fspath(target))
-    _check(_libc.mount(os.fsencode(source), os.fsencode(target), os.fsencode(kind), flags, data), target)
+    _check(_libc().mount(os.fsencode(source), os.fsencode(target), os.fsencode(kind), flags, data), target)
 
 
 def unmount(target: Path | str, *, lazily: bool = False) -> None:
     """umount2(2); `lazily` takes the mount out of sight at once and ends it when its last user is
     gone. Raises OSError."""
-    _check(_libc.umount2(os.fsencode(target), MNT_DETACH if lazily else 0), target)
+    _check(_libc().umount2(os.fsencode(target), MNT_DETACH if lazily else 0), target)
 
 
 def unmount_here(target: Path, *, lazily: bool = False) -> None:
@@ -86,7 +99,7 @@ def unmount_here(target: Path, *, lazily: bool = False) -> None:
         if os.readlink(f"/proc/self/fd/{parent}") != str(target.parent):
             raise OSError(errno.ESTALE, "the path leads elsewhere by now", str(target))
         place = os.fsencode(f"/proc/self/fd/{parent}/{target.name}")
-        _check(_libc.umount2(place, UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0)), target)
+        _check(_libc().umount2(place, UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0)), target)
     finally:
         os.close(parent)
 
@@ -94,13 +107,13 @@ def unmount_here(target: Path, *, lazily: bool = False) -> None:
 def unshare(flags: int) -> None:
     """unshare(2) for the calling process, which must have one thread when it asks for a user
     namespace. Raises OSError."""
-    _check(_libc.unshare(flags), "unshare")
+    _check(_libc().unshare(flags), "unshare")
 
 
 def die_with_parent(number: int) -> None:
     """Ask for signal `number` when the parent ends (prctl(2), PR_SET_PDEATHSIG); lost when a setuid
     program is executed."""
-    _check(_libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
+    _check(_libc().prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
 
 
 def spread_below(directory: Path) -> bool:

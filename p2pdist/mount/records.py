@@ -127,37 +127,6 @@ def _started_from(pid: int, target: Path) -> bool:
     return os.fsencode(f"{ROOT_VARIABLE}={target}") in environment.split(b"\0")
 
 
-def hold(target: Path) -> int | None:
-    """A descriptor that keeps the view at `target` in use while any process has it open. None where
-    this user may not read the view: its programs are then known by their environment alone."""
-    try:
-        directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with contextlib.suppress(
-        OSError
-    ):  # a file system without locks; the open directory keeps a mount busy all the same
-        fcntl.flock(directory, fcntl.LOCK_SH)
-    return directory
-
-
-def is_held(target: Path) -> bool:
-    """Whether a process has what `hold` returned."""
-    try:
-        directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False  # it is not there any more
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # a file system without locks
-    finally:
-        os.close(directory)
-    return False
-
-
 def holders(target: Path, *, of_run: bool = False) -> list[str]:
     """Up to HOLDERS_MAX processes, as "name (pid 12)", with a file, directory or program open at or
     below `target` (a real path), and with `of_run` those that were started from it; found on a best

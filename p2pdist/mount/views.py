@@ -26,6 +26,7 @@ from p2pdist.model.messages import MOUNT_METHODS
 from p2pdist.mount import kernel
 from p2pdist.mount.files import materialize
 from p2pdist.mount.files.remove import remove_tree
+from p2pdist.mount.holds import is_held
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare
 from p2pdist.mount.overlay import NoUpper, mount_layers
 from p2pdist.mount.records import (
@@ -35,7 +36,6 @@ from p2pdist.mount.records import (
     Record,
     are_covered,
     holders,
-    is_held,
     is_ours,
     is_whole,
     new_id,

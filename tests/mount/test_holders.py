@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.mount.records import Process, hold, is_held, parse_process, process, records, run_from, user
+from p2pdist.mount.holds import hold, is_held
+from p2pdist.mount.records import Process, parse_process, process, records, run_from, user
 
 
 def test_a_process_is_alive_until_it_ends() -> None:

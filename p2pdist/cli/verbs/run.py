@@ -31,6 +31,7 @@ from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus, Pul
 if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
     from p2pdist.cli.desk import Run
+    from p2pdist.mount.enter import Bind
     from p2pdist.mount.program import Program
 
 WORDS_SENT = 8
@@ -148,13 +149,18 @@ def _run_from_agent(reference: str, run: Run, client: LocalClient, caches: _Cach
 def _checked(arguments: tuple[str, ...], writable: bool, how: str | None, root: bool, binds: tuple[str, ...]) -> Run:
     """How the program is to be run. Raises UsageError for options that do not go together."""
     from p2pdist.cli.desk import Run
-    from p2pdist.mount.enter import BINDS_MAX, parse_bind
 
-    if (binds and not root) or len(binds) > BINDS_MAX:
-        raise UsageError(f"--bind is for --root, up to {BINDS_MAX} times", remedy="Give --root, too")
     if root and writable:
         raise UsageError("with --root the package can be written to anyway", remedy="Leave out --writable")
-    return Run(arguments, writable, how, root, tuple(map(parse_bind, binds)))
+    return Run(arguments, writable, how, root, _parsed(binds, root=root) if binds else ())
+
+
+def _parsed(binds: tuple[str, ...], *, root: bool) -> tuple[Bind, ...]:
+    from p2pdist.mount.enter import BINDS_MAX, parse_bind
+
+    if not root or len(binds) > BINDS_MAX:
+        raise UsageError(f"--bind is for --root, up to {BINDS_MAX} times", remedy="Give --root, too")
+    return tuple(map(parse_bind, binds))
 
 
 def _pack_directory(directory: Path, layout: Path) -> str:
@@ -258,7 +264,7 @@ class _Run:
         """The program inherits a hold on its view, and so do its children: whatever ends them, the
         agent sees when the last one is gone."""
         from p2pdist.cli.desk import start
-        from p2pdist.mount.records import hold
+        from p2pdist.mount.holds import hold
 
         view = Path(shown.path)
         held = hold(view) if shown.pid else None
