@@ -7,6 +7,8 @@ the signal's si_code (sigaction(2)): SI_KERNEL is the terminal.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -157,3 +159,34 @@ def _wait(child: int) -> int:
         found = signal.sigtimedwait(_AWAITED, LOOK_AGAIN_S)
         if found is not None and found.si_signo != signal.SIGCHLD and found.si_code != _SI_KERNEL:
             os.kill(child, found.si_signo)
+
+
+def hold(target: Path) -> int | None:
+    """A descriptor that keeps the view at `target` in use while any process has it open. None where
+    this user may not read the view: its programs are then known by their environment alone."""
+    try:
+        directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(
+        OSError
+    ):  # a file system without locks; the open directory keeps a mount busy all the same
+        fcntl.flock(directory, fcntl.LOCK_SH)
+    return directory
+
+
+def is_held(target: Path) -> bool:
+    """Whether a process has what `hold` returned."""
+    try:
+        directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False  # it is not there any more
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(directory)
+    return False

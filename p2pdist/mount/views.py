@@ -26,9 +26,9 @@ from p2pdist.model.messages import MOUNT_METHODS
 from p2pdist.mount import kernel
 from p2pdist.mount.files import materialize
 from p2pdist.mount.files.remove import remove_tree
-from p2pdist.mount.holds import is_held
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare
 from p2pdist.mount.overlay import NoUpper, mount_layers
+from p2pdist.mount.program import is_held
 from p2pdist.mount.records import (
     IMAGES,
     LAZY,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.mount.holds import hold, is_held
+from p2pdist.mount.program import hold, is_held
 from p2pdist.mount.records import Process, parse_process, process, records, run_from, user
 
 

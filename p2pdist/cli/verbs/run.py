@@ -264,7 +264,7 @@ class _Run:
         """The program inherits a hold on its view, and so do its children: whatever ends them, the
         agent sees when the last one is gone."""
         from p2pdist.cli.desk import start
-        from p2pdist.mount.holds import hold
+        from p2pdist.mount.program import hold
 
         view = Path(shown.path)
         held = hold(view) if shown.pid else None
