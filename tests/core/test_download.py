@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2pdist.core.download.download import DENIALS_MAX, DENIED_S, ORIGIN_CORRUPT_MAX, REOPEN_S, Download
+from p2pdist.core.download.download import ALTERNATE_S, DENIALS_MAX, DENIED_S, ORIGIN_CORRUPT_MAX, REOPEN_S, Download
 from p2pdist.core.download.events import (
     AskTicket,
     Awaiting,
@@ -278,6 +278,26 @@ def test_an_alternate_that_stands_still_is_left() -> None:
         CloseStream(2, after_piece=False),
         OpenStream(3, ORIGIN, 0),
     ]
+
+
+def test_an_alternate_is_left_for_the_trackers_choice_once_that_may_be_tried_again() -> None:
+    """The parent has an upload slot for this host; what an alternate gives others lack."""
+    pull = Pull(count=128)
+    assert pull.plan(0, B, C) == [OpenStream(1, B, 0)]
+    assert OpenStream(2, C, 0) in pull(StreamEnded(1, "reset"))
+    pull(PieceStored(2, 0), 0.1)
+    pull(PieceStored(2, 1), ALTERNATE_S - 0.2)
+    assert pull(Tick(), 0.05) == []
+    assert pull(Tick(), 0.5) == [CloseStream(2, after_piece=True), OpenStream(3, B, 0)]
+
+
+def test_without_a_tracker_an_alternate_is_not_left_for_the_former_choice_so_soon() -> None:
+    pull = Pull(count=128)
+    pull.plan(0, B, C)
+    pull(TrackerChanged(False))
+    assert OpenStream(2, C, 0) in pull(StreamEnded(1, "reset"))
+    pull(PieceStored(2, 0), ALTERNATE_S)
+    assert pull(Tick(), 0.1) == []
 
 
 def test_without_a_tracker_the_host_changes_parents_by_itself() -> None:
