@@ -302,6 +302,30 @@ def test_a_misspelt_name_in_the_file_is_refused(tmp_path: Path, text: str, words
     assert all(word in done.stderr for word in words), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("ORIGN", "ORIGIN"),
+        ("AGENT_STROE", "AGENT_STORE"),
+        ("TRAKCER_LISTEN", "TRACKER_LISTEN"),
+        ("TOKEN_FILES", "TOKEN_FILE"),
+        ("ORIGIN", ""),
+        ("AGENT_DOWNLOAD_LIMIT", ""),
+        ("CACHE_SAVE_PYTHON", ""),
+        ("TOKEN", ""),
+        ("TRACKER_SERVICE_PORT_HTTP", ""),
+        ("TRACKER_PORT_7070_TCP_ADDR", ""),
+        ("FAVOURITE_COLOUR", ""),
+    ],
+)
+def test_a_misspelt_variable_is_named_once(variable: str, meant: str) -> None:
+    done = run("completion", "bash", **{f"P2PDIST_{variable}": "x"})
+    expected = (
+        f"warning: P2PDIST_{variable} sets nothing and is ignored. Did you mean P2PDIST_{meant}?\n" if meant else ""
+    )
+    assert (done.returncode, done.stderr) == (0, expected)
+
+
 def test_the_names_of_all_options_are_known() -> None:
     assert {name for _, command in every_command() for name in settings_of(command)} == NAMES
 
