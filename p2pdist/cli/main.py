@@ -175,11 +175,11 @@ class Verbs(click.Group):
         _conceal(given)
         if "_P2PDIST_COMPLETE" not in os.environ:
             _name_misspelt(given)
-        _take_signals(given)
         _silence_event_loop()
         code: Any = 0
         failure: BaseException | None = None
         try:
+            _take_signals(given)  # where it is reported: until then a signal ends the process
             code = super().main(given, *rest, **more)
         except click.exceptions.Exit as error:
             code = error.exit_code

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -80,6 +81,19 @@ def test_names_stay_the_bytes_that_they_are_in_any_locale(tmp_path: Path, locale
     assert done.stdout.endswith(b" -> " + out + b"\n")
     with tarfile.open(os.fsdecode(out), encoding="utf-8", errors="surrogateescape") as made_of:
         assert sorted(map(os.fsencode, made_of.getnames())) == sorted(names)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_command_begins_ends_it_without_a_trace(number: signal.Signals) -> None:
+    script = f"""
+import signal
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as launch.py does
+from p2pdist.cli import main
+main._silence_event_loop = lambda: signal.raise_signal({number.value})
+main.main(["completion", "bash"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-number, "")
 
 
 def test_version() -> None:
