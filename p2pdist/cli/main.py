@@ -91,6 +91,9 @@ OTHER_NAMES = {
 }
 """What other tools call a verb."""
 
+OTHER_VARIABLES = frozenset(["CONFIG", "TOKEN", "DEBUG", "ROOT", "COMPILED", "DEMO_PLACE"])
+"""What P2PDIST_ is followed by in variables that set no option."""
+
 CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
 _json_configured = False
@@ -170,11 +173,13 @@ class Verbs(click.Group):
         given = list(sys.argv[1:] if args is None else args)
         more["standalone_mode"] = False
         _conceal(given)
-        _take_signals(given)
+        if "_P2PDIST_COMPLETE" not in os.environ:
+            _name_misspelt(given)
         _silence_event_loop()
         code: Any = 0
         failure: BaseException | None = None
         try:
+            _take_signals(given)  # where it is reported: until then a signal ends the process
             code = super().main(given, *rest, **more)
         except click.exceptions.Exit as error:
             code = error.exit_code
@@ -259,12 +264,43 @@ def _conceal(given: list[str]) -> None:
         f"a password or signature was given on the command line, where every user of this host can read it{still}; give the URL in "
         "the environment (P2PDIST_ORIGIN for --origin) or in the file that --config names"
     )
+    _warn(warning, given)
+
+
+def _warn(warning: str, given: Sequence[str]) -> None:
+    """On standard error; a daemon's is a line of its log, in the format that was asked for."""
     if DAEMONS.isdisjoint(given):
         click.echo(f"warning: {warning}", err=True)
-    else:
-        from p2pdist.cli import daemon
+        return
+    from p2pdist.cli import daemon
 
-        daemon.EARLY.append(warning)  # a line of its log, in the format that was asked for
+    daemon.EARLY.append(warning)
+
+
+def _name_misspelt(given: Sequence[str]) -> None:
+    """Warn of variables that set nothing and are called nearly as one that does. Others are left
+    alone: Kubernetes makes some for each service (P2PDIST_TRACKER_PORT_7070_TCP)."""
+    for name in sorted(os.environ):
+        if name.startswith("P2PDIST_") and (meant := _meant_variable(name.removeprefix("P2PDIST_"))):
+            _warn(f"{name} sets nothing and is ignored. Did you mean P2PDIST_{meant}?", given)
+
+
+def _meant_variable(name: str) -> str:
+    """What was probably meant by a variable's name without its prefix; empty where it is that of an
+    option, or similar to none. Verbs are not imported: for an option of any verb it passes."""
+    from p2pdist.cli.options import NAMES
+
+    if name in OTHER_VARIABLES or not name or name.lower() in NAMES:
+        return ""
+    verb, _, rest = name.lower().partition("_")
+    words = rest.split("_")
+    if verb in VERBS and any("_".join(words[first:]) in NAMES for first in range(len(words))):
+        return ""
+    if rest in NAMES and (near := _nearest(verb, VERBS, 0.75)):
+        return f"{near}_{rest}".upper()
+    if verb in VERBS and (near := _nearest(rest, NAMES, 0.75)):
+        return f"{verb}_{near}".upper()
+    return _nearest(name.lower(), [*NAMES, *map(str.lower, OTHER_VARIABLES)], 0.75).upper()
 
 
 def _use_utf8() -> None:
@@ -408,11 +444,11 @@ def parts_of(command: click.Command) -> dict[str, click.Command]:
     return dict(parts)
 
 
-def _nearest(word: str, words: Iterable[str]) -> str:
-    """The word that was probably meant; empty where none is similar."""
+def _nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
+    """The word that was probably meant; empty where none is similar, from 0 to 1, by `cutoff`."""
     import difflib
 
-    near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word, words, n=1, cutoff=cutoff)
     return near[0] if near else ""
 
 

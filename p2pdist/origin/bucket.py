@@ -48,6 +48,9 @@ PARTS_IN_FLIGHT = 4
 READ_CHUNK_BYTES = 4 << 20
 LIST_CHUNK_KEYS = 1_000
 CA_BUNDLE_BYTES_MAX = 16 << 20
+_NO_SUCH_METHOD = 405
+"""obstore takes it for a key that is not there."""
+
 _HTML = re.compile(rb"\s*(?:<!doctype html|<html)", re.IGNORECASE)
 
 
@@ -132,7 +135,10 @@ class Bucket:
                 except (BaseError, OSError) as error:
                     # An answer to HEAD has no body, and so no reason; one to GET has. A 404 is
                     # plain enough.
-                    if not isinstance(error, FileNotFoundError) and read_answer(error).empty:
+                    answer = read_answer(error)
+                    if answer.status == _NO_SUCH_METHOD:
+                        return self._store.get(key, options={"range": (0, 1)}).meta["size"]
+                    if not isinstance(error, FileNotFoundError) and answer.empty:
                         self._range(key, 0, 1)
                     raise
         except FileNotFoundError:
@@ -237,7 +243,8 @@ class Bucket:
             ) from error
         except (BaseError, FileNotFoundError) as error:
             answer = read_answer(error)
-            absent = isinstance(error, FileNotFoundError) or answer.status == 410
+            missing_key = isinstance(error, FileNotFoundError) and answer.status != _NO_SUCH_METHOD
+            absent = missing_key or answer.status == 410
             if absent and not missing and not missing_storage(answer):
                 raise FileNotFoundError(what) from error
             if absent:

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -80,6 +81,19 @@ def test_names_stay_the_bytes_that_they_are_in_any_locale(tmp_path: Path, locale
     assert done.stdout.endswith(b" -> " + out + b"\n")
     with tarfile.open(os.fsdecode(out), encoding="utf-8", errors="surrogateescape") as made_of:
         assert sorted(map(os.fsencode, made_of.getnames())) == sorted(names)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_command_begins_ends_it_without_a_trace(number: signal.Signals) -> None:
+    script = f"""
+import signal
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as launch.py does
+from p2pdist.cli import main
+main._silence_event_loop = lambda: signal.raise_signal({number.value})
+main.main(["completion", "bash"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-number, "")
 
 
 def test_version() -> None:
@@ -300,6 +314,30 @@ def test_a_misspelt_name_in_the_file_is_refused(tmp_path: Path, text: str, words
     done = run("blob", "push", file, "--origin", f"file://{tmp_path}/none/none", "--config", file)
     assert done.returncode == 2
     assert all(word in done.stderr for word in words), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("ORIGN", "ORIGIN"),
+        ("AGENT_STROE", "AGENT_STORE"),
+        ("TRAKCER_LISTEN", "TRACKER_LISTEN"),
+        ("TOKEN_FILES", "TOKEN_FILE"),
+        ("ORIGIN", ""),
+        ("AGENT_DOWNLOAD_LIMIT", ""),
+        ("CACHE_SAVE_PYTHON", ""),
+        ("TOKEN", ""),
+        ("TRACKER_SERVICE_PORT_HTTP", ""),
+        ("TRACKER_PORT_7070_TCP_ADDR", ""),
+        ("FAVOURITE_COLOUR", ""),
+    ],
+)
+def test_a_misspelt_variable_is_named_once(variable: str, meant: str) -> None:
+    done = run("completion", "bash", **{f"P2PDIST_{variable}": "x"})
+    expected = (
+        f"warning: P2PDIST_{variable} sets nothing and is ignored. Did you mean P2PDIST_{meant}?\n" if meant else ""
+    )
+    assert (done.returncode, done.stderr) == (0, expected)
 
 
 def test_the_names_of_all_options_are_known() -> None:

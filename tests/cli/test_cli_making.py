@@ -275,7 +275,7 @@ def test_an_import_that_waits_for_a_pipe_can_be_ended(place: Path, number: signa
         ):
             pipe.write(first)
             pipe.flush()
-            wanted = "*/work/archive/file" if first else "*/work/archive"
+            wanted = "*/*/archive/file" if first else "*/*/archive"
             wait_until(lambda: list((place / "layout/.incoming").glob(wanted)), "the import has begun")  # noqa: B023
             process.send_signal(number)
             _, said = process.communicate(timeout=60)

@@ -103,7 +103,14 @@ async def test_truncated_and_altered_blobs_are_corrupt(web: StartWeb, stored: St
 
 @pytest.mark.parametrize(
     ("status", "kind", "exit_code"),
-    [(401, Refused, 4), (403, Refused, 4), (404, NotFound, 3), (500, Unavailable, 5), (503, Unavailable, 5)],
+    [
+        (401, Refused, 4),
+        (403, Refused, 4),
+        (404, NotFound, 3),
+        (405, Refused, 4),
+        (500, Unavailable, 5),
+        (503, Unavailable, 5),
+    ],
 )
 async def test_what_a_server_answers_decides_the_failure(
     web: StartWeb, stored: Stored, status: int, kind: type[P2PDistError], exit_code: int
@@ -116,6 +123,17 @@ async def test_what_a_server_answers_decides_the_failure(
             assert origin.url in str(caught.value)
             assert caught.value.remedy
             assert caught.value.exit_code == exit_code
+
+
+async def test_an_index_that_may_not_be_read_is_not_one_that_is_not_there(web: StartWeb, stored: Stored) -> None:
+    async with opened(web(stored[0], "location /index.json { return 405; }").url) as origin:
+        with pytest.raises(Refused, match="405"):
+            await origin.resolve(V1)
+
+
+async def test_a_server_that_knows_no_head_gives_sizes(web: StartWeb, stored: Stored) -> None:
+    async with opened(web(stored[0], "if ($request_method = HEAD) { return 405; }").url) as origin:
+        assert await origin.size(stored[1]) == 300_000
 
 
 async def test_a_server_without_ranges_is_told_apart(web: StartWeb, stored: Stored) -> None:

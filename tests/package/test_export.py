@@ -533,3 +533,22 @@ def test_a_tar_is_the_same_whoever_writes_it(tmp_path: Path) -> None:
         subprocess.run([*command, *words], user=user, group=user, extra_groups=[], check=True, timeout=60)
         tars.append(output.read_bytes())
     assert tars[0] == tars[1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("closed", ["directory", "mount point"])
+def test_a_file_whose_place_none_can_take_is_written_to(tmp_path: Path, closed: str) -> None:
+    """As in containers: a directory that may only be read, and a file that is mounted."""
+    (tmp_path / "place").mkdir()
+    for name in ("place/out", "other"):
+        (tmp_path / name).write_text("before, and longer")
+    script = "import sys; from pathlib import Path; from p2pdist.package.archive.export import new_file\n"
+    script += "with new_file(Path(sys.argv[1]), needed=5, mode=0o666) as file: file.write(b'after')"
+    mount = f"mount --bind {tmp_path}/other {tmp_path}/place/out"
+    if closed == "directory":
+        mount += f"; mount --bind {tmp_path}/place {tmp_path}/place; mount -o remount,ro,bind {tmp_path}/place"
+        mount += f"; {mount.split(';')[0]}"
+    words = ["unshare", "-m", "sh", "-ec", f'{mount}; exec "$@"', "sh", sys.executable, "-c", script]
+    subprocess.run([*words, tmp_path / "place/out"], check=True)
+    assert (tmp_path / "other").read_text() == "after"
+    assert os.listdir(tmp_path / "place") == ["out"]

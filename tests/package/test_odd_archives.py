@@ -310,6 +310,19 @@ def test_settings_of_an_image_that_no_program_can_have(tmp_path: Path) -> None:
     assert ["NAMELESS" in note for note in unpacked.notes] == [True]
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_image_in_a_folder_of_an_archive(tmp_path: Path, alone: bool) -> None:
+    """The image, where nothing else is in the archive; else its files, and a word."""
+    image_layout(tmp_path / "from/image", [odd.file(b"file") + odd.END], {})
+    if not alone:
+        (tmp_path / "from/readme").touch()
+    subprocess.run(["tar", "cf", tmp_path / "tar", *os.listdir(tmp_path / "from")], cwd=tmp_path / "from", check=True)
+    (tmp_path / "work").mkdir()
+    unpacked = unpack_source(tmp_path / "tar", tmp_path / "work")
+    assert unpacked.kind == ("OCI image" if alone else "tar")
+    assert os.listdir(unpacked.root) == ["file"] if alone else "image in it holds" in unpacked.notes[0]
+
+
 def test_an_index_of_nothing_is_called_so(tmp_path: Path) -> None:
     image_layout(tmp_path / "image", [odd.file(b"file") + odd.END], {})
     (tmp_path / "image/index.json").write_text('{"schemaVersion": 2, "manifests": []}')

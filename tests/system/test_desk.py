@@ -180,7 +180,7 @@ def test_what_cannot_be_entered_or_bound_is_said(place: Path) -> None:
 def test_a_trial_is_started_used_from_a_second_agent_and_ended(place: Path) -> None:
     """What it prints works as it stands."""
     source = app(place)
-    log, port = place / "up.log", free_ports(4)
+    log, port = place / "up.log", free_ports(5)
     words = ("up", "--directory", place / "trial", "--local-only", "--port", str(port))
     with log.open("wb") as output, programs.running(*words, env=environment(place), stdout=output, stderr=output) as up:
         wait_until(lambda: "Ctrl-C ends it" in log.read_text() or up.poll() is not None, "the trial runs", within_s=150)
@@ -206,7 +206,7 @@ def test_a_trial_is_started_used_from_a_second_agent_and_ended(place: Path) -> N
             wait_until(lambda: (place / "second.sock").exists(), "the second agent listens")
             done = programs.run("run", "--socket", place / "second.sock", "app:v1", env=environment(place))
             assert (done.returncode, done.stdout) == (7, "data of the package\n"), done.stderr
-        again = run(place, "up", "--directory", place / "trial", "--local-only", "--port", str(free_ports(4)), code=1)
+        again = run(place, "up", "--directory", place / "trial", "--local-only", "--port", str(free_ports(5)), code=1)
         assert f"another trial runs in {place / 'trial'}" in again.stderr
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0, log.read_text()
@@ -216,7 +216,7 @@ def test_a_trial_is_started_used_from_a_second_agent_and_ended(place: Path) -> N
 def test_a_port_that_is_taken_ends_a_trial_with_the_reason(place: Path) -> None:
     import socket
 
-    port = free_ports(4)
+    port = free_ports(5)
     with socket.create_server(("127.0.0.1", port)):
         done = run(place, "up", "--directory", place / "trial", "--local-only", "--port", str(port), code=1)
     assert "the tracker ended" in done.stderr and "trial/logs/tracker.log" in done.stderr

@@ -41,10 +41,10 @@ STOP_S = 10.0
 )
 @click.option(
     "--port",
-    type=click.IntRange(1, 65532),
+    type=click.IntRange(1, 65531),
     default=7070,
     show_default=True,
-    help="The tracker's; the agent has the next one, and the origin the third after it.",
+    help="The tracker's; the agent has the next one, and the origin the fourth after it.",
 )
 @click.option(
     "--address", metavar="HOST", help="Where other hosts reach this one  [default: its address on the network]."
@@ -102,8 +102,9 @@ class _Trial:
 
     @property
     def served(self) -> int:
-        """The port of the origin: the agent's next one is for BitTorrent."""
-        return self.port + 3
+        """The port of the origin: the agent's next one is for BitTorrent, and by default the third
+        is where any agent of this host is a mirror."""
+        return self.port + 4
 
     @property
     def socket(self) -> Path:

@@ -26,6 +26,7 @@ import posixpath
 import re
 import secrets
 import shlex
+import shutil
 import stat
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -403,8 +404,9 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `output`, or of the file that a link of this name leads
     to, when the block ends well. `mode` is lessened by the umask. Where the file system has unnamed
     files, nothing is left of one whose process is killed. A FIFO or a device stays what it is and
-    is written to. Raises DiskFull or P2PDistError."""
-    if is_stream(output):
+    is written to; so is a file of which another name cannot take the place. Raises DiskFull or
+    P2PDistError."""
+    if is_stream(output) or _is_fixed(output):
         with _stream(output) as stream:
             yield stream
         return
@@ -419,7 +421,7 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
                 os.fsync(handle)
                 if not is_named:
                     _name(handle, partial)
-            partial.replace(output)
+            _take_place(partial, output)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
@@ -448,6 +450,23 @@ def _name(handle: int, path: Path) -> None:
         os.link(f"{_OWN_FILES[1:]}/{handle}", path, src_dir_fd=root, follow_symlinks=True)
     finally:
         os.close(root)
+
+
+def _take_place(partial: Path, output: Path) -> None:
+    """Give a file the name of another. A mount point, such as a file that a container was given,
+    keeps its file, which gets the content. Raises OSError."""
+    try:
+        partial.replace(output)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        shutil.copyfile(partial, output)
+
+
+def _is_fixed(output: Path) -> bool:
+    """Whether this user may write the file, but no other one beside it."""
+    real = Path(os.path.realpath(output))
+    return real.is_file() and os.access(real, os.W_OK) and not os.access(real.parent, os.W_OK | os.X_OK)
 
 
 def is_stream(output: Path) -> bool:

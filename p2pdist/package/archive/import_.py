@@ -27,7 +27,7 @@ import re
 import select
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar, cast
 
@@ -181,7 +181,7 @@ def unpack_source(
         apply_tar(stream, outer, applied, whiteouts=False, vouched=compressed)
     finish(outer, applied)
     plain = Unpacked(outer, "tar", seen=applied.seen, modes=applied.closed, notes=_notes(applied))
-    return _image(outer, work, choice, report) or plain
+    return _image(outer, work, choice, report) or _image_within(plain, work, choice, report)
 
 
 def _image(place: Path, work: Path, choice: Choice, report: Report) -> Unpacked | None:
@@ -190,6 +190,23 @@ def _image(place: Path, work: Path, choice: Choice, report: Report) -> Unpacked 
     if (place / "oci-layout").is_file() and (place / "index.json").is_file():
         return images.from_layout()
     return images.from_saved() if _is_saved(place) else None
+
+
+def _image_within(plain: Unpacked, work: Path, choice: Choice, report: Report) -> Unpacked:
+    """The image in the one folder of which an archive consists, as `tar c DIRECTORY` makes it; else
+    the archive as it is, with a note of images in its folders."""
+    entries = sorted(plain.root.iterdir())
+    folders = [entry for entry in entries if not entry.is_symlink() and _holds_image(entry)]
+    if folders and len(entries) == 1:
+        image = _image(folders[0], work, choice, report)
+        assert image is not None
+        return image
+    note = "{} in it holds a container image, which is packed as plain files; unpack the archive and import that folder for the image"
+    return replace(plain, notes=(*plain.notes, *(note.format(folder.name) for folder in folders[:1])))
+
+
+def _holds_image(place: Path) -> bool:
+    return ((place / "oci-layout").is_file() and (place / "index.json").is_file()) or _is_saved(place)
 
 
 def _notes(applied: Applied) -> tuple[str, ...]:
