@@ -16,7 +16,8 @@ def test_run_imports_little_before_the_agent_is_asked(tmp_path: Path) -> None:
         f"try: main(['run', '--socket', {str(tmp_path / 'none')!r}, 'app:v1'])\n"
         f"except SystemExit as end: assert end.code == 5; print(*{LATE!r} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    plain = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=plain)
     assert (done.returncode, done.stdout.strip()) == (0, "")
     assert "no agent answers" in done.stderr
 

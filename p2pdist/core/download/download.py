@@ -451,9 +451,7 @@ class Download:
         if self._tracker and self.hedges and not self._paused:
             out += self._standstill.look(self.have, self._patience.progressed_at, now=now)
         if now - self._window.began_at >= SLOW_WINDOW_S:
-            out += self._window.complaints(self._stripes, now=now)
-            for stripe in self._stripes if self._tracker else ():
-                _turn_back(self, stripe, now, out)
+            _end_window(self, now, out)
 
     def _check_stall(self, stripe: Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
         """Complain of a source that stands still, and leave it where this host chose it itself."""
@@ -500,6 +498,14 @@ def _quiet(download: Download, event: Quiet, now: float, out: list[Command]) -> 
         stripe.candidates.failed(source)
         out += streams.close(stripe, after_piece=False)
         download._open(stripe, now, out)
+
+
+def _end_window(download: Download, now: float, out: list[Command]) -> None:
+    """Complain of the stripes that were slow in the window, and turn back to the tracker's
+    choices."""
+    out += download._window.complaints(download._stripes, now=now)
+    for stripe in download._stripes if download._tracker else ():
+        _turn_back(download, stripe, now, out)
 
 
 def _turn_back(download: Download, stripe: Stripe, now: float, out: list[Command]) -> None:
