@@ -3,6 +3,9 @@
 A terminal sends its signals (Ctrl-C) to every process of the foreground group, so the program has
 them already; those that were sent to this process alone are forwarded. The two are told apart by
 the signal's si_code (sigaction(2)): SI_KERNEL is the terminal.
+
+A program inherits a hold on its view, and so do its children: whatever ends them, the agent sees
+when the last one is gone (flock(2)).
 """
 
 from __future__ import annotations
@@ -168,9 +171,8 @@ def hold(target: Path) -> int | None:
         directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
-    with contextlib.suppress(
-        OSError
-    ):  # a file system without locks; the open directory keeps a mount busy all the same
+    # On a file system without locks the open directory keeps a mount busy all the same.
+    with contextlib.suppress(OSError):
         fcntl.flock(directory, fcntl.LOCK_SH)
     return directory
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2pdist.core.download.download import ALTERNATE_S, DENIALS_MAX, DENIED_S, ORIGIN_CORRUPT_MAX, REOPEN_S, Download
+from p2pdist.core.download.download import DENIALS_MAX, DENIED_S, ORIGIN_CORRUPT_MAX, REOPEN_S, Download
 from p2pdist.core.download.events import (
     AskTicket,
     Awaiting,
@@ -28,7 +28,7 @@ from p2pdist.core.download.events import (
 )
 from p2pdist.core.download.stillness import HEDGES_LEAST, STALL_FIRST_S
 from p2pdist.core.download.streams import DEMANDS_MAX, PREFETCHES_MAX, PROMISE_MIN_S, WANTED_S
-from p2pdist.core.download.stripe import first_piece_s
+from p2pdist.core.download.stripe import CONNECT_S, first_piece_s
 from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.sources import (
     FIRST_PIECE_UNKNOWN_S,
@@ -278,26 +278,6 @@ def test_an_alternate_that_stands_still_is_left() -> None:
         CloseStream(2, after_piece=False),
         OpenStream(3, ORIGIN, 0),
     ]
-
-
-def test_an_alternate_is_left_for_the_trackers_choice_once_that_may_be_tried_again() -> None:
-    """The parent has an upload slot for this host; what an alternate gives others lack."""
-    pull = Pull(count=128)
-    assert pull.plan(0, B, C) == [OpenStream(1, B, 0)]
-    assert OpenStream(2, C, 0) in pull(StreamEnded(1, "reset"))
-    pull(PieceStored(2, 0), 0.1)
-    pull(PieceStored(2, 1), ALTERNATE_S - 0.2)
-    assert pull(Tick(), 0.05) == []
-    assert pull(Tick(), 0.5) == [CloseStream(2, after_piece=True), OpenStream(3, B, 0)]
-
-
-def test_without_a_tracker_an_alternate_is_not_left_for_the_former_choice_so_soon() -> None:
-    pull = Pull(count=128)
-    pull.plan(0, B, C)
-    pull(TrackerChanged(False))
-    assert OpenStream(2, C, 0) in pull(StreamEnded(1, "reset"))
-    pull(PieceStored(2, 0), ALTERNATE_S)
-    assert pull(Tick(), 0.1) == []
 
 
 def test_without_a_tracker_the_host_changes_parents_by_itself() -> None:
@@ -599,6 +579,16 @@ def test_a_source_that_is_silent_is_left(responded: bool, bytes_s: float) -> Non
     pull.plan(0, A, B)
     limit_s = FIRST_PIECE_UNKNOWN_S if responded else RESPONSE_UNKNOWN_S
     assert limit_s <= pull.until_left(1, responded=responded, bytes_s=bytes_s) <= limit_s + 0.5
+
+
+@pytest.mark.parametrize(("connected_s", "limit_s"), [(0.001, RESPONSE_UNKNOWN_S), (0.4, 1.6), (None, CONNECT_S)])
+def test_a_source_has_as_long_to_respond_as_its_connection_explains(connected_s: float | None, limit_s: float) -> None:
+    """Where this host's uplink is full, what it asks waits behind what it sends."""
+    pull = Pull()
+    pull.plan(0, A, B)
+    while Complain(0, A, "stalled") not in pull(Quiet(1, False, 0, connected_s=connected_s), 0.05):
+        assert pull.now < 10.0
+    assert limit_s <= pull.now <= limit_s + 0.2
 
 
 def test_a_source_that_sends_is_not_left() -> None:

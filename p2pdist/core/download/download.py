@@ -116,9 +116,6 @@ DENIALS_MAX = 10
 """A source that asks for another ticket is tried again after so long, and is complained of from
 this number of denials in a row on: a ticket that has just expired is no fault of the source."""
 
-ALTERNATE_S = 1.0
-"""A host receives from an alternate for so long before it tries the tracker's choice again."""
-
 REOPEN_S = 0.05
 TROUBLE_S = 2.0
 """The user is told why a source failed once nothing has come for so long."""
@@ -451,7 +448,7 @@ class Download:
         if self._tracker and self.hedges and not self._paused:
             out += self._standstill.look(self.have, self._patience.progressed_at, now=now)
         if now - self._window.began_at >= SLOW_WINDOW_S:
-            _end_window(self, now, out)
+            out += self._window.complaints(self._stripes, now=now)
 
     def _check_stall(self, stripe: Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
         """Complain of a source that stands still, and leave it where this host chose it itself."""
@@ -497,28 +494,6 @@ def _quiet(download: Download, event: Quiet, now: float, out: list[Command]) -> 
     if stripe.candidates.others(source, sources, now=now):
         stripe.candidates.failed(source)
         out += streams.close(stripe, after_piece=False)
-        download._open(stripe, now, out)
-
-
-def _end_window(download: Download, now: float, out: list[Command]) -> None:
-    """Complain of the stripes that were slow in the window, and turn back to the tracker's
-    choices."""
-    out += download._window.complaints(download._stripes, now=now)
-    for stripe in download._stripes if download._tracker else ():
-        _turn_back(download, stripe, now, out)
-
-
-def _turn_back(download: Download, stripe: Stripe, now: float, out: list[Command]) -> None:
-    """Leave an alternate for the tracker's choice, once that may be tried again. The tracker left
-    its plan as it was, so it holds the parent to be well: a host whose uplink is full hears from no
-    source in time. The alternate has no upload slot for this host, and all that receive through it
-    get a third less."""
-    parent = stripe.candidates.parent
-    receiving = stripe.state
-    if parent is None or not isinstance(receiving, Receiving) or receiving.source == parent:
-        return
-    if now - receiving.opened_at >= ALTERNATE_S and download.sources.usable(parent, now=now):
-        out += download._streams.close(stripe, after_piece=True)
         download._open(stripe, now, out)
 
 

@@ -18,6 +18,12 @@ STALL_PACES = 4.0
 """A stripe stands still for so many times as long as its pieces take before that is complained
 of."""
 
+CONNECT_S, RESPONSE_CONNECTS = 0.6, 4.0
+"""A source has so long to take a connection, and so many times as long as that took to respond:
+where this host's uplink is full, what it asks waits behind the pieces that it sends, and the source
+is not silent. A host that left its parent for that would stay at an alternate, which has no upload
+slot for it."""
+
 INITIAL_WINDOW_BYTES = 10 * 1448
 """What TCP sends in the first round trip of a connection (RFC 6928); it doubles in each."""
 
@@ -209,6 +215,8 @@ class Stripe:
         if receiving.awaiting or event.waits:
             return None
         limit_s = sources.silence_s(receiving.source, responded=event.responded)
+        if not event.responded:
+            limit_s = max(limit_s, CONNECT_S if event.connected_s is None else RESPONSE_CONNECTS * event.connected_s)
         if receiving.silent_s(event, now=now) < limit_s:
             return None
         receiving.moved_at = receiving.quiet_since = now
