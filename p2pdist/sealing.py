@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from p2pdist.model.errors import Corrupt, Refused, UsageError
+from p2pdist.model.errors import Corrupt, P2PDistError, Refused, UsageError
 from p2pdist.model.sealed import CHUNK_BYTES, KEY_BYTES, NONCE_BYTES, TAG_BYTES, WrappedKey, chunk_count, sealed_size
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _age() -> ModuleType:
     try:
         import pyrage
     except ImportError as error:
-        raise UsageError(
+        raise P2PDistError(
             "keys of encrypted packages need the package pyrage", remedy="pip install 'p2pdist[age]'"
         ) from error
     return pyrage

@@ -189,7 +189,13 @@ class Agent:
         self.policy_pins = PolicyPins(store, self.policies)
         waits = {"wait_s": settings.tracker_wait_s, "stale_tag_s": settings.stale_tag_s}
         self.packages = Packages(
-            store, session, own_origin, **waits, learn=self.policy_pins.learned, found=access.names.learn
+            store,
+            session,
+            own_origin,
+            **waits,
+            learn=self.policy_pins.learned,
+            found=access.names.learn,
+            opened=lambda manifest: self.pulls.sealed.opened(manifest),
         )
         self.registry = self._registry(reads_origin=own_origin is not None)
         self.vouched_blobs = VouchedBlobs(store, self.registry, trackers.send)

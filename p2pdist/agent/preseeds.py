@@ -33,7 +33,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import is_image, parse_image
-from p2pdist.model.manifest import PACK_TYPE, Manifest, parse_reference
+from p2pdist.model.manifest import PACK_TYPE, SEALED_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     REASON_CHARACTERS_MAX,
@@ -260,6 +260,9 @@ class Preseeds:
             raise
         if pull.error is not None:
             raise pull.error
+        if pull.package is not None and pull.package.manifest.encrypted:
+            preseed.blobs = _pinned(pull.package.manifest)  # what was opened
+            await asyncio.shield(self._later(self._pin(keep.id, preseed.blobs)))
 
     async def _pin(self, identifier: str, blobs: tuple[Digest, ...]) -> None:
         async with self._pinning:
@@ -334,8 +337,10 @@ class Preseeds:
 
 def _pinned(manifest: Manifest) -> tuple[Digest, ...]:
     """The blobs to pin for a package: its layers and catalogs. Packs are not pinned: they serve to
-    make the contents of a tree, which its root pins."""
-    return tuple(blob.digest for blob in manifest.blobs if blob.media_type != PACK_TYPE)
+    make the contents of a tree, which its root pins. Of encrypted blobs the first alone is, by
+    which this host knows the preseed again: others serve to make what is opened."""
+    pinned = [blob for blob in manifest.blobs if blob.media_type not in (PACK_TYPE, SEALED_TYPE)]
+    return tuple(blob.digest for blob in (*pinned, *manifest.encrypted[:1]))
 
 
 def _reason(error: P2PDistError) -> str:

@@ -513,6 +513,15 @@ class RenewRequest(msgspec.Struct, frozen=True):
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=255)], ...], Meta(max_length=64)] = ()
 
 
+class PackageKeys(msgspec.Struct, frozen=True):
+    """Answer to GET /v1/keys: the keys of a sealed package by id, in base64 on the wire."""
+
+    keys: dict[str, bytes]
+
+    def __repr__(self) -> str:
+        return f"PackageKeys({len(self.keys)})"
+
+
 class Joined(msgspec.Struct, frozen=True):
     """Answer to POST /v1/join and POST /v1/renew: the agent's certificate, and the certificates of
     the fleet's authorities, all PEM; `fleet` is the fleet's name."""

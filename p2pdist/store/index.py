@@ -56,6 +56,7 @@ CREATE TABLE IF NOT EXISTS images (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tags (reference TEXT PRIMARY KEY, digest TEXT NOT NULL, told REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS opened (digest TEXT PRIMARY KEY, encrypted TEXT NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -226,6 +227,19 @@ class Index:
         with self._transaction():
             self._database.execute("DELETE FROM blobs WHERE digest=?", (digest,))
             self._database.execute("DELETE FROM wholes WHERE digest=?", (digest,))
+            self._database.execute("DELETE FROM opened WHERE digest=?", (digest,))
+
+    def opened(self) -> dict[Digest, Digest]:
+        """The encrypted blob of each blob and document that was opened."""
+        return {row[0]: row[1] for row in self._query("SELECT digest, encrypted FROM opened")}
+
+    def add_opened(self, rows: Sequence[tuple[Digest, Digest]]) -> None:
+        """Write which blobs and documents are opened, each with its encrypted blob."""
+        self._run_all("INSERT OR REPLACE INTO opened VALUES (?,?)", rows)
+
+    def remove_opened(self, digests: Iterable[Digest]) -> None:
+        """Forget that these were opened."""
+        self._run_all("DELETE FROM opened WHERE digest=?", [(digest,) for digest in digests])
 
     # -- pins and packages
 

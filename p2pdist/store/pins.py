@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.store.index import ImageRecord, Index, PackageRecord, TagRecord
@@ -198,3 +198,47 @@ class ImageRecords:
         """The documents that records name."""
         with self._lock:
             return {record.digest for record in self._records.values()}
+
+
+class OpenedRecords:
+    """The blobs and documents that were decrypted here, each with its encrypted blob. Other hosts
+    do not get them: they get the encrypted ones. Thread-safe; methods raise what those of Pins
+    raise."""
+
+    def __init__(self, index: Index, lock: threading.RLock, here: Callable[[Digest], bool]) -> None:
+        """`here`: whether a blob or document is in the store; the records of others are dropped."""
+        self._index, self._lock = index, lock
+        self._encrypted = index.opened()
+        if gone := [digest for digest in self._encrypted if not here(digest)]:
+            self._forget(gone)
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._encrypted
+
+    def record(self, encrypted: Mapping[Digest, Digest]) -> None:
+        """Note, before any of it is written, what is decrypted from which encrypted blob."""
+        with self._lock:
+            new = {digest: source for digest, source in encrypted.items() if self._encrypted.get(digest) != source}
+            if new:
+                self._index.add_opened(list(new.items()))
+                self._encrypted.update(new)
+
+    def forget(self, digest: Digest) -> None:
+        """A blob that was opened has come as it is, too: others may get it."""
+        with self._lock:
+            if digest in self._encrypted:
+                self._forget([digest])
+
+    def removed(self, digest: Digest) -> None:
+        """A blob is gone, in the index as well."""
+        self._encrypted.pop(digest, None)
+
+    def list(self) -> list[tuple[Digest, Digest]]:
+        """What was decrypted, and from what."""
+        with self._lock:
+            return list(self._encrypted.items())
+
+    def _forget(self, digests: Sequence[Digest]) -> None:
+        self._index.remove_opened(digests)
+        for digest in digests:
+            del self._encrypted[digest]

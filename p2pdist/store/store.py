@@ -53,7 +53,7 @@ from p2pdist.store.index import Index
 from p2pdist.store.integrity import Integrity
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.files import Objects
-from p2pdist.store.pins import ImageRecords, PackageRecords, Pins, TagRecords
+from p2pdist.store.pins import ImageRecords, OpenedRecords, PackageRecords, Pins, TagRecords
 from p2pdist.store.sync import BackgroundSync
 from p2pdist.store.trees.inventory import TreeContext, Trees
 from p2pdist.store.verify import Checked, verify
@@ -108,6 +108,7 @@ class Stock:
     objects: Objects
     trees: Trees
     pins: Pins
+    opened: OpenedRecords
     discard: Callable[[Blob], None]
     """Removes a blob; raises Conflict when it is in use."""
 
@@ -147,7 +148,7 @@ class Stock:
         idle = time.time() - PARTIAL_IDLE_S
         trees, shares = self.trees.candidates()
         roots, needed_by = {tree.digest for tree in trees}, self.trees.records.needed_by()
-        redundant, awaited = self.trees.redundant_packs(), self.trees.pulls.packs()
+        redundant, awaited = self.trees.redundant_packs() | self._redundant_encrypted(), self.trees.pulls.packs()
         blobs = [
             Candidate(
                 blob.digest,
@@ -162,6 +163,11 @@ class Stock:
             if blob.digest not in roots and (blob.complete or blob.last_used < idle or blob.digest in redundant)
         ]
         return [*trees, *blobs], shares
+
+    def _redundant_encrypted(self) -> set[Digest]:
+        """Encrypted blobs whose plaintext is here."""
+        pairs = ((self.blobs.get(digest), encrypted) for digest, encrypted in self.opened.list())
+        return {encrypted for blob, encrypted in pairs if blob is not None and blob.complete}
 
     def evict(self, digest: Digest) -> bool:
         """Remove a blob or tree that was chosen to make room; False when it has been taken into use
@@ -277,6 +283,7 @@ class BlobStore:
             self.tags = TagRecords(self._index, self._lock)
             self.pins = Pins(self._index, self._lock)
             self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
+            self.opened = OpenedRecords(self._index, self._lock, lambda digest: digest in self._blobs or digest in self._documents)
             self.objects = Objects(self._paths, self._index, self._blob_context.boot)
             self.trees = Trees(self._tree_context(), self.objects)
             self._stock = Stock(
@@ -287,6 +294,7 @@ class BlobStore:
                 self.objects,
                 self.trees,
                 self.pins,
+                self.opened,
                 self._discard,
             )
             self._room = Room(self._stock, choose)
@@ -391,6 +399,7 @@ class BlobStore:
             for path in (paths.complete(digest), paths.data(digest), paths.bitmap(digest), paths.hashes(digest)):
                 path.unlink(missing_ok=True)
         self._index.delete(digest)
+        self.opened.removed(digest)
         self._blobs.pop(digest, None)
         lists = {other.pieces_digest for other in self._blobs.values()}
         if blob.pieces_digest not in lists and blob.pieces_digest not in self.pins:

@@ -5,6 +5,8 @@ Beside the access file lie, mode 0600:
 - `authority-CREATED.pem` and `.key`: an authority; `signing-CREATED-NAME.pem`: a signing key. The
   newest of each issues, and the others are trusted until SUPERSEDED_S after the next newer one was
   made. CREATED is a time, UTC.
+- `sealed-NAME-CREATED.key`: an age identity of the key NAME, which opens sealed packages of a
+  namespace. The newest is the recipient of pushes; the others open what was pushed before.
 - `join-ID.token`: the join token of the table [join.ID].
 - `revoked.txt`: what `p2pdist access revoke` wrote, a line each. `tokens.jsonl`: a line for each
   token that was made, without the token.
@@ -35,6 +37,7 @@ from p2pdist.credentials.signing import SigningKey
 from p2pdist.credentials.tokens import TokenRecord
 from p2pdist.files import read_small
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Refused, UsageError, foreseen
+from p2pdist.sealing import identities_in, new_identity
 from tracker.access.file import REVOKED_MAX, TEMPLATE, AccessRules, JoinRule, check_revoked, read_rules
 
 SUPERSEDED_S = 48 * 3600.0
@@ -45,11 +48,12 @@ TOKENS_BYTES_MAX = 64 << 20
 KEYS_MAX = 8
 """Authorities, and signing keys, that are read."""
 
-SECRET_FILES = ("authority-", "signing-", "join-")
+SECRET_FILES = ("authority-", "signing-", "join-", "sealed-")
 REVOKED_FILE = "revoked.txt"
 TOKENS_FILE = "tokens.jsonl"
 _TIME = "%Y%m%dT%H%M%SZ"
 _AUTHORITY = re.compile(r"authority-(\d{8}T\d{6}Z)\.pem\Z")
+_SEALED = r"sealed-%s-(\d{8}T\d{6}Z)\.key\Z"
 _SIGNING = re.compile(r"signing-(\d{8}T\d{6}Z)-[0-9a-f]{16}\.pem\Z")
 
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -260,6 +264,31 @@ class AccessDirectory:
         path = self.directory / TOKENS_FILE
         with self._files.locked(), self._files.failures(path), self._files.opened(path, os.O_APPEND) as file:
             file.write(msgspec.json.encode(record) + b"\n")
+
+    # -- keys of sealed packages
+
+    def identities(self, key: str) -> tuple[str, ...]:
+        """The age identities of a key, the newest first. Raises NotFound."""
+        named = self._named(re.compile(_SEALED % re.escape(key)))
+        if not named:
+            raise NotFound(
+                f"there is no key {key} beside {self.path}", remedy=f"p2pdist key create {key} makes it"
+            )
+        files = [self._files.text(named[at]) for at in sorted(named, reverse=True)]
+        return tuple(identity for text in files for identity in identities_in(text))
+
+    def new_identity(self, key: str, *, now: float) -> str:
+        """Make a key, or another identity of it; returns its recipient. Raises UsageError."""
+        if not re.match(r"[a-z0-9][a-z0-9-]{0,62}\Z", key):
+            raise UsageError(f"{key[:80]!r} cannot be a key", remedy="Use lower-case letters, digits and dashes")
+        with self._files.locked():
+            at, taken = now, self._named(re.compile(_SEALED % re.escape(key)))
+            while _seconds(_stamp(at)) in taken:
+                at += 1.0
+            identity, recipient = new_identity()
+            text = f"# public key: {recipient}\n{identity}\n"
+            self._files.write(self.directory / f"sealed-{key}-{_stamp(at)}.key", text.encode())
+        return recipient
 
     # -- making
 

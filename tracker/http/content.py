@@ -12,8 +12,16 @@ import msgspec
 from aiohttp import ETag, web
 
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Corrupt, NotFound, Refused, TooLarge, Unavailable, UsageError
-from p2pdist.model.manifest import BUNDLE_TYPE, MANIFEST_TYPE, Descriptor, Reference, parse_reference
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.manifest import (
+    BUNDLE_TYPE,
+    MANIFEST_TYPE,
+    Descriptor,
+    Reference,
+    decode_manifest,
+    parse_reference,
+)
+from p2pdist.model.messages import PackageKeys
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, encode_policy
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
@@ -135,6 +143,36 @@ def _source(request: web.Request) -> Content:
     return request.app[SERVICE].content
 
 
+async def _require_opener(request: web.Request, reference: Reference, digest: Digest) -> None:
+    """Raises Refused for an agent of a release that would take an encrypted package for another."""
+    service = request.app[SERVICE]
+    if service.access is None or request.query.get("sealed") == "1" or identity_of(request).kind != "agent":
+        return
+    if service.access.control.state.rules.sealed and decode_manifest(await service.content.read(digest)).is_sealed:
+        raise Refused(
+            f"{reference} is encrypted, and the release of this agent cannot open it", remedy="Upgrade the agent"
+        )
+
+
+async def keys(request: web.Request) -> web.Response:
+    """Give the keys of a sealed package to an agent that may read it."""
+    reference, identity = parse_reference(request.query.get("reference", "")), identity_of(request)
+    _source(request)
+    access = request.app[SERVICE].access
+    if access is None:
+        raise NotFound("this tracker runs without access control", remedy="Start it with --access")
+    digest = (await readable_package(request, reference)).digest
+    audit = {"identity": identity, "address": request.remote or "", "subject": f"{reference}"}
+    try:
+        opened = await access.sealed.of(reference.name, digest)
+    except P2PDistError as error:
+        access.control.audit.note("keys", **audit, outcome=error.what)
+        raise
+    access.control.audit.note("keys", **audit)
+    body = msgspec.json.encode(PackageKeys(dict(opened)))
+    return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
+
+
 async def resolve(request: web.Request) -> web.Response:
     """Find the manifest that a reference names."""
     reference = parse_reference(request.query.get("reference", ""))
@@ -148,6 +186,7 @@ async def package(request: web.Request) -> web.StreamResponse:
     source = _source(request)
     reference = parse_reference(request.query.get("reference", ""))
     digest = (await readable_package(request, reference)).digest
+    await _require_opener(request, reference, digest)
     policy_headers = await policy_header(request, reference, digest)
     await tell_others(request, Known(reference.name, digest))
     response = web.StreamResponse(headers={"Content-Type": BUNDLE_TYPE, **policy_headers})
@@ -207,9 +246,18 @@ ROUTES = (
         "/v1/packages",
         package,
         (Answer(media_type=BUNDLE_TYPE), Answer(status=304, media_type="")),
-        (_REFERENCE, *PLACE_QUERY),
+        (_REFERENCE, *PLACE_QUERY, Query("sealed", "1: the client can open encrypted packages")),
         errors=(*_READ_ERRORS, Refused),
         right="read",
+    ),
+    Route(
+        "GET",
+        "/v1/keys",
+        keys,
+        (Answer(PackageKeys),),
+        (_REFERENCE,),
+        errors=(*_READ_ERRORS, Refused),
+        right="agent",
     ),
     Route(
         "GET",

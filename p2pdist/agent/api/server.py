@@ -406,6 +406,8 @@ def _read_or_look(store: BlobStore, digest: Digest) -> bytes | None:
 async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.StreamResponse:
     agent = request.app[AGENT]
     digest = parse_digest(request.match_info["digest"])
+    if flow is not None and digest in agent.store.opened:
+        raise NotFound(f"{digest} is not given to other hosts: it was decrypted here")
     small = await asyncio.to_thread(_read_or_look, agent.store, digest)
     if small is not None:
         if small and flow is not None:

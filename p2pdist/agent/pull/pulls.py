@@ -15,9 +15,9 @@ import itertools
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
@@ -27,12 +27,22 @@ from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.image import BLOBS_AT_ONCE, SMALL_BLOBS_AT_ONCE, FetchBlob, HubSource, ImagePull, ImageSource
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import Sources, TreePull, together
+from p2pdist.agent.sealed import Opening, Sealed
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Corrupt, Damaged, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
+from p2pdist.model.errors import Conflict, Corrupt, Damaged, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
 from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import canonical_reference, is_image, parse_image
 from p2pdist.model.image_manifest import Image
-from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Config, Descriptor, Manifest, parse_reference
+from p2pdist.model.manifest import (
+    PACK_TYPE,
+    SEALED_TYPE,
+    TREE_TYPE,
+    Config,
+    Descriptor,
+    Manifest,
+    decode_config,
+    parse_reference,
+)
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.modelpack import decode_model, model_layers
 from p2pdist.model.selection import Selection
@@ -251,6 +261,7 @@ class Pulls:
         lazy: Callable[[str], bool | None] = lambda reference: None,
     ) -> None:
         self._unreachable, self._images, self._models, self._lazy = unreachable, images, models, lazy
+        self.sealed = Sealed(store)
         self._store, self._packages, self._fetcher = store, packages, fetcher
         self._pulls: OrderedDict[str, Pull] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -388,7 +399,9 @@ class Pulls:
                 pull.lazy, pull.digest = True, package.digest
                 return
             try:
-                await self._bring(pull, package)
+                package = await self._bring(pull, package)
+                if package.manifest.encrypted:
+                    await asyncio.to_thread(_drop_packs, self._store, package.manifest)
                 break
             except Damaged as damage:
                 await _drop_damage(self, pull, damage, damages)
@@ -398,7 +411,9 @@ class Pulls:
                     raise
         pull.package = package
 
-    async def _bring(self, pull: Pull, package: Package) -> None:
+    async def _bring(self, pull: Pull, package: Package) -> Package:
+        """Bring the blobs of a package, and open them where they are sealed; returns what is here
+        then."""
         manifest = package.manifest
         pull.digest, pull.bytes_cached = package.digest, 0
         pull.bytes_total = sum(blob.size for blob in manifest.blobs)
@@ -407,7 +422,7 @@ class Pulls:
         await asyncio.to_thread(self._store.integrity.look, [layer.digest for layer in manifest.layers])
         # What the store must hold at the same moment. Without the check a package that cannot fit
         # would evict everything first.
-        self._check_fits(sum(blob.size for blob in manifest.blobs if blob.media_type != PACK_TYPE))
+        self._check_fits(_bytes_at_once(manifest))
         large, small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
         with ExitStack() as holds:
             for blob in manifest.blobs:  # held first, so that new blobs do not evict those that are here
@@ -420,6 +435,8 @@ class Pulls:
                 slots = large if blob.layout.stripes > 1 else small
                 return await self._fetch(pull, blob, slots, holds, selection=selection)
 
+            if manifest.is_sealed:
+                return await _open(self, pull, package, (large, small), holds)
             images = {layer.digest: layer for layer in manifest.layers if layer.media_type != TREE_TYPE}
             planned = partial(pull.planned, package) if pull.planned is not None else None
             trees = TreePull(manifest, self._store, fetch, self._packages.pieces, holds, pull.skip, planned)
@@ -430,6 +447,7 @@ class Pulls:
                 self._check_fits(self._held_bytes(manifest) + trees.bytes_content + full.details["needed"])
                 raise
             await asyncio.to_thread(self._store.packages.record, pull.reference, package.digest)
+        return package
 
     def _held_bytes(self, manifest: Manifest) -> int:
         """Bytes of the blobs of a package that are held in the store, by this pull or another."""
@@ -534,6 +552,51 @@ class Pulls:
         except (Corrupt, NotFound) as error:
             return error
         return None
+
+
+def _bytes_at_once(manifest: Manifest) -> int:
+    """Bytes that the store must hold at the same moment for a package: packs and encrypted blobs
+    make room once their contents are here."""
+    return sum(blob.size for blob in manifest.blobs if blob.media_type not in (PACK_TYPE, SEALED_TYPE))
+
+
+async def _open(
+    pulls: Pulls, pull: Pull, package: Package, slots: tuple[asyncio.Semaphore, asyncio.Semaphore], holds: ExitStack
+) -> Package:
+    """Bring a sealed package, and open it; returns it opened."""
+    store = pulls._store
+
+    async def fetch(part: Descriptor, hold: ExitStack) -> Blob:
+        return await pulls._fetch(pull, part, slots[part.layout.stripes == 1], hold)
+
+    async def ask() -> Mapping[str, bytes]:
+        return await pulls._packages.keys(package, lambda text: setattr(pull, "note", text))
+
+    opening = Opening(pulls.sealed, package.manifest, fetch, ask, holds)
+    opening.skipped = pull.skip
+    digest, manifest = await opening.manifest()
+    await pulls._packages.learn_opened(package, digest, manifest)
+    pull.parts |= {blob.digest for blob in manifest.blobs}
+    pulls._check_fits(_bytes_at_once(manifest))
+    await asyncio.to_thread(store.integrity.look, [layer.digest for layer in manifest.layers])
+    config = await asyncio.to_thread(store.read_document, manifest.config.digest)
+    if config is None:
+        raise Corrupt(f"the config {manifest.config.digest} is gone from the store", remedy="Pull again")
+    images = {layer.digest: layer for layer in manifest.layers if layer.media_type != TREE_TYPE}
+    trees = TreePull(manifest, store, opening.blob, pulls._packages.pieces, holds, pull.skip)
+    trees.selects = False
+    await together([*map(opening.blob, images.values()), trees.run()])
+    await asyncio.to_thread(store.packages.record, pull.reference, digest)
+    return replace(package, digest=digest, manifest=manifest, config=decode_config(config))
+
+
+def _drop_packs(store: BlobStore, manifest: Manifest) -> None:
+    """Remove the decrypted packs of an opened package, whose trees are here: no other host gets
+    them. Blocks."""
+    for part in manifest.parts:
+        if part.media_type == PACK_TYPE and part.digest in store.opened:
+            with suppress(NotFound, Conflict):
+                store.remove(part.digest)
 
 
 async def _bring_blob(pulls: Pulls, pull: Pull, digest: Digest) -> None:

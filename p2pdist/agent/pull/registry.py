@@ -203,9 +203,9 @@ class Registry:
         """The next time that idle connections are closed."""
 
     def start(self) -> None:
-        """Serve the complete blobs of the store."""
+        """Serve the complete blobs of the store, but for those that were decrypted here."""
         for blob in self._store.blobs():
-            if blob.complete:
+            if blob.complete and blob.digest not in self._store.opened:
                 self._serve(blob)
 
     def stop_fetching(self, error: P2PDistError | None = None) -> None:
@@ -265,6 +265,8 @@ class Registry:
             self.clients.note(digest)
             return running.blob, running
         blob = await in_thread(claim, Blob.release)
+        if digest in self._store.opened:  # a package that is not sealed has it, too
+            await asyncio.to_thread(self._store.opened.forget, digest)
         running = self._join(digest, priority)
         complete = blob.complete  # once: a verification may find it wrong at any moment
         if running is not None or complete:

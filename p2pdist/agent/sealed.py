@@ -1,0 +1,219 @@
+"""Sealed packages on this host (p2pdist/model/sealed.py): what was encrypted is fetched as any blob,
+and opened into the store.
+
+A blob is decrypted piece by piece into a blob of its own, by the digest and the piece list that the
+package had before it was sealed, so every piece verifies twice: the encrypted one as it arrives,
+and the plain one as it is written. A pull that was killed goes on with the pieces that it wrote.
+The opened blobs are marked in the store before any of them is begun, and no other host gets them.
+
+Keys come from the tracker, are in memory for as long as the pull that needs them, and are written
+nowhere. A package that is open on this host is shown without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from weakref import WeakValueDictionary
+
+from p2pdist.agent.tasks import in_thread
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.errors import Corrupt, NotFound
+from p2pdist.model.manifest import SEALED_TYPE, TREE_TYPE, Descriptor, Manifest, decode_manifest, encode_manifest
+from p2pdist.model.pieces import PieceList
+from p2pdist.model.sealed import (
+    DOCUMENTS_BYTES_MAX,
+    SealedConfig,
+    decode_contents,
+    decode_sealed_config,
+    encrypted_by,
+    is_opened_from,
+    opened_manifest,
+)
+from p2pdist.model.selection import Selection
+from p2pdist.sealing import EncryptedBlob, decrypted
+from p2pdist.store.blobs.blob import READ_BYTES_MAX, Blob
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.damage import damaged
+
+AT_ONCE = 2
+"""Blobs that are decrypted at once, each in a thread."""
+
+FetchEncrypted = Callable[[Descriptor, ExitStack], Awaitable[Blob]]
+"""Brings an encrypted blob into the store, and holds it by the stack."""
+
+AskKeys = Callable[[], Awaitable[Mapping[str, bytes]]]
+"""Gives the keys of a package, by id."""
+
+
+class Sealed:
+    """What all openings of one store share. On the event loop."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self.store = store
+        self.slots = asyncio.Semaphore(AT_ONCE)
+        self._locks: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()
+
+    def lock(self, digest: Digest) -> asyncio.Lock:
+        """Is held while a blob is being opened."""
+        lock = self._locks.get(digest)
+        if lock is None:
+            lock = self._locks[digest] = asyncio.Lock()
+        return lock
+
+    def opened(self, sealed: Manifest) -> tuple[Digest, Manifest] | None:
+        """The opened manifest of a sealed package that was opened here, whatever has been evicted
+        since, with its digest. Blocks."""
+        mark = SEALED_TYPE.encode()
+        for digest in {record.manifest_digest for record in self.store.packages.list()}:
+            data = self.store.read_document(digest)
+            if data is not None and mark in data and is_opened_from(manifest := decode_manifest(data), sealed):
+                return digest, manifest
+        return None
+
+    def whole(self, opened: Manifest) -> bool:
+        """Whether all layers of an opened package are here. Blocks."""
+        return all(map(self._is_here, opened.layers))
+
+    def _is_here(self, layer: Descriptor) -> bool:
+        if layer.media_type == TREE_TYPE:
+            return self.store.trees.complete(layer.digest)
+        blob = self.store.get(layer.digest)
+        return blob is not None and blob.complete
+
+
+class Opening:
+    """A sealed package that one pull opens. `holds` holds what is opened."""
+
+    def __init__(
+        self, sealed: Sealed, manifest: Manifest, fetch: FetchEncrypted, ask_keys: AskKeys, holds: ExitStack
+    ) -> None:
+        self._sealed, self._store, self._manifest = sealed, sealed.store, manifest
+        self._fetch, self._ask_keys, self._holds = fetch, ask_keys, holds
+        self._encrypted: Mapping[Digest, Descriptor] = {}
+        """The encrypted blob of each blob of the package."""
+        self._keys: Mapping[str, bytes] | None = None
+        self._asking = asyncio.Lock()
+        self.skipped: Callable[[int], None] = lambda count: None
+        """Hears of the bytes of encrypted blobs that need not be moved."""
+
+    async def manifest(self) -> tuple[Digest, Manifest]:
+        """The opened manifest, with its digest; its documents are in the store, but for those of
+        blobs that nothing needs. Raises what fetching raises, Corrupt, and what asking for keys
+        raises."""
+        known = await asyncio.to_thread(self._known)
+        digest, manifest = known if known is not None else await self._read()
+        if known is not None:
+            self.skipped(self._manifest.parts[0].size)
+        self._encrypted = encrypted_by(manifest)
+        return digest, manifest
+
+    def _known(self) -> tuple[Digest, Manifest] | None:
+        """The opened manifest, where nothing must be read to use it. Piece lists go when their
+        blobs are evicted."""
+        opened = self._sealed.opened(self._manifest)
+        if opened is None or self._store.read_document(opened[1].config.digest) is None:
+            return None
+        lists = (self._store.read_document(blob.pieces_digest) for blob in opened[1].blobs)
+        return opened if self._sealed.whole(opened[1]) or all(data is not None for data in lists) else None
+
+    async def _read(self) -> tuple[Digest, Manifest]:
+        """Decrypt the documents and store them."""
+        part = self._manifest.parts[0]
+        if part.size > DOCUMENTS_BYTES_MAX:
+            raise Corrupt(f"the documents of an encrypted package have {part.size} bytes, over the limit")
+        with ExitStack() as hold:
+            blob = await self._fetch(part, hold)
+            key = await self._key(part)
+            return await asyncio.to_thread(self._store_documents, blob, key)
+
+    def _store_documents(self, blob: Blob, key: bytes) -> tuple[Digest, Manifest]:
+        with blob.held():
+            steps = range(0, blob.size, READ_BYTES_MAX)
+            data = b"".join(blob.read_range(start, min(READ_BYTES_MAX, blob.size - start)) for start in steps)
+        contents = decode_contents(decrypted(data, key, blob.digest), self._manifest)
+        manifest = opened_manifest(contents.manifest, self._manifest)
+        encoded = encode_manifest(manifest)
+        documents = [*contents.documents[1:], encoded]
+        new = [digest for document in documents if not self._store.document_size(digest := digest_of(document))]
+        self._store.opened.record(dict.fromkeys(new, blob.digest))
+        self._store.put_documents(documents)
+        return digest_of(encoded), manifest
+
+    async def _key(self, part: Descriptor) -> bytes:
+        async with self._asking:
+            if self._keys is None:
+                self._keys = await self._ask_keys()
+        config = await asyncio.to_thread(self._config)
+        key = self._keys.get(config.parts[self._manifest.parts.index(part)])
+        if key is None:
+            raise Corrupt(f"the tracker gave no key for {part.digest}", remedy="Push the package again")
+        return key
+
+    def _config(self) -> SealedConfig:
+        data = self._store.read_document(self._manifest.config.digest)
+        if data is None:
+            raise NotFound("the config of an encrypted package is gone from the store", remedy="Pull again")
+        return decode_sealed_config(data, self._manifest)
+
+    async def blob(self, blob: Descriptor, selection: Selection | None = None) -> Blob:
+        """A layer or part, opened and held. Raises what fetching raises, Corrupt, Damaged,
+        DiskFull."""
+        assert selection is None, "a part of an encrypted pack is not fetched alone"
+        part = self._encrypted[blob.digest]
+        async with self._sealed.lock(blob.digest):
+            here = self._store.get(blob.digest)
+            if here is not None and here.complete and here.pieces_digest == blob.pieces_digest:
+                with suppress(NotFound):  # evicted this very moment
+                    self._holds.enter_context(here.held())
+                    self.skipped(part.size)
+                    return here
+            with ExitStack() as hold:  # once it is open, the encrypted one may make room
+                encrypted = await self._fetch(part, hold)
+                key = await self._key(part)
+                plain = await in_thread(partial(self._begin, blob, part), Blob.release)
+                self._holds.callback(plain.release)
+                async with self._sealed.slots:
+                    await self._decrypt(plain, encrypted, key)
+        return plain
+
+    def _begin(self, blob: Descriptor, part: Descriptor) -> Blob:
+        data = self._store.read_document(blob.pieces_digest)
+        if data is None:
+            raise Corrupt(f"the piece list of {blob.digest} is gone from the store", remedy="Pull again")
+        if self._store.get(blob.digest) is None:
+            self._store.opened.record({blob.digest: part.digest})
+        return self._store.begin_held(blob.digest, PieceList.decode(data))
+
+    async def _decrypt(self, plain: Blob, encrypted: Blob, key: bytes) -> None:
+        stopped = threading.Event()
+        try:
+            await asyncio.to_thread(decrypt, plain, encrypted, key, stopped)
+        finally:
+            stopped.set()
+
+
+def decrypt(plain: Blob, encrypted: Blob, key: bytes, stopped: threading.Event) -> None:
+    """Decrypt what is missing of a blob, and make it complete, unless `stopped`. Raises Damaged
+    where the encrypted blob changed on the disk, Corrupt where it does not open or holds something
+    else, DiskFull."""
+    layout = plain.layout
+    with plain.held(), encrypted.held():
+        try:
+            source = EncryptedBlob(encrypted.read_range, plain.size, key, encrypted.digest)
+            for piece in plain.have.missing():
+                if stopped.is_set():
+                    return
+                if not plain.write(piece, source.plain(layout.offset(piece), layout.length(piece))):
+                    raise Corrupt(f"{encrypted.digest} does not hold piece {piece} of {plain.digest}")
+        except Corrupt:
+            if encrypted.verify(drop=True):
+                raise damaged(encrypted) from None
+            raise
+        plain.finish()
+
+
+__all__ = ["Opening", "Sealed", "decrypt"]
