@@ -16,6 +16,8 @@ from joined_rig import Running, free_port
 
 from p2pdist.agent.agent import AgentSettings
 from p2pdist.agent.pull.pulls import Pull
+from p2pdist.model.access import TICKET_S, Ticket, encode_ticket
+from p2pdist.model.digest import Digest
 from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.model.messages import PullRequest
 from p2pdist.origin.drivers import open_origin
@@ -127,6 +129,11 @@ class SealedSite:
         parsed: Reference = parse_reference(reference)
         await pack(source, parsed, self.layout, level=1, **more)
         return await push_encrypted(parsed, self.layout, self.origin, self.recipients[key])
+
+    def ticket(self, blob: Digest, host: str) -> str:
+        """A ticket of this fleet for one host."""
+        key = self.control.state.signing[0]
+        return encode_ticket(Ticket(key.name, blob, host, "start", time.time() + TICKET_S), key.sign)
 
     async def pull(self, running: Running, reference: str) -> Pull:
         """Pull a package, and wait."""

@@ -3,13 +3,26 @@ that may be, and refused where not. The tracker is the real one, with its access
 
 from __future__ import annotations
 
+import base64
+import logging
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from sealed_rig import MARK, SealedSite, holds_mark, sealed_site
+from aiohttp import ClientSession, TCPConnector
+from joined_rig import Running, until
+from sealed_rig import SealedSite, holds_mark, sealed_site
 
+from p2pdist.agent.pull.packages import Package
+from p2pdist.credentials.authority import agent_dns
+from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import NotFound, P2PDistError, Refused
+from p2pdist.model.manifest import MANIFEST_TYPE, PACK_TYPE, Descriptor, Reference, parse_reference
+from p2pdist.model.messages import MountRequest
+from p2pdist.package.pack import Settings
 
 
 @pytest.fixture
@@ -34,3 +47,147 @@ async def test_an_image_is_opened_on_hosts_and_nowhere_else(site: SealedSite) ->
     second = await site.agent("h1", "a")
     pull = await site.pull(second, "team-a/trainer:v1")
     assert pull.error is None and pull.status().bytes_peers == pull.status().bytes_total
+
+
+async def opened(site: SealedSite, running: Running, reference: str) -> Package:
+    pull = await site.pull(running, reference)
+    assert pull.error is None, pull.error
+    assert pull.package is not None
+    return pull.package
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+async def test_a_package_is_shown_as_it_was_packed(site: SealedSite, form: Literal["squashfs", "tree"]) -> None:
+    source = site.source()
+    await site.push("team-a/trainer:v1", source, format=form, settings=Settings(entrypoint=["cat", "small"]))
+    running = await site.agent("h0", "a")
+    shown = await running.agent.package_mounts.mount(MountRequest("team-a/trainer:v1"))
+    try:
+        names = sorted(path.name for path in source.iterdir())
+        assert sorted(os.listdir(shown.path)) == names
+        for name in names:
+            assert (Path(shown.path) / name).read_bytes() == (source / name).read_bytes()
+        assert shown.entrypoint == ("cat", "small")
+        (mount,) = running.agent.mounts.list()
+        assert mount.digest == shown.digest
+    finally:
+        await running.agent.mounts.unmount(shown.path)
+
+
+async def test_a_tree_takes_the_packs_that_it_needs(site: SealedSite) -> None:
+    source = site.source()
+    await site.push("team-a/data:v1", source, format="tree")
+    assert not holds_mark(site.origin_path)
+    running = await site.agent("h0", "a")
+    first = await opened(site, running, "team-a/data:v1")
+    (root,) = first.manifest.layers
+    assert running.agent.store.trees.complete(root.digest)
+    packs = [part for part in first.manifest.parts if part.media_type == PACK_TYPE]
+    assert packs and not any(running.agent.store.get(pack.digest) for pack in packs), "objects have what was in them"
+    (source / "new").write_bytes(os.urandom(50_000))
+    pushed = await site.push("team-a/data:v2", source, format="tree", base=parse_reference("team-a/data:v1"))
+    assert pushed.bytes_skipped >= 300_000, "the pack of v1 is there"
+    pull = await site.pull(running, "team-a/data:v2")
+    assert pull.error is None, pull.error
+    assert 50_000 < pull.status().bytes_origin < 100_000
+
+
+async def test_a_host_without_the_right_gets_nothing(site: SealedSite) -> None:
+    pushed = await site.push("team-a/trainer:v1", site.source())
+    other = await site.agent("h1", "b")
+    for reference in ("team-a/trainer:v1", f"team-a/trainer@{pushed.digest}", f"team-b/trainer@{pushed.digest}"):
+        pull = await site.pull(other, reference)
+        assert isinstance(pull.error, NotFound), pull.error
+    session = other.agent.session
+    for name in ("team-a/trainer", "team-b/trainer"):
+        with pytest.raises(NotFound):
+            await session.keys(Reference(name, digest=pushed.digest))
+    assert not other.agent.store.blobs()
+
+
+async def test_the_key_of_a_namespace_opens_no_package_of_another(site: SealedSite) -> None:
+    """Whoever may write at the origin gives team-b a package with the keys of team-a."""
+    pushed = await site.push("team-a/trainer:v1", site.source())
+    await site.origin.tag(parse_reference("team-b/stolen:v1"), Descriptor(MANIFEST_TYPE, pushed.digest, pushed.size))
+    other = await site.agent("h1", "b")
+    pull = await site.pull(other, "team-b/stolen:v1")
+    assert isinstance(pull.error, Refused) and "none of 1 identities" in pull.error.what
+    assert not holds_mark(other.settings.store)
+
+
+async def test_what_was_opened_goes_to_no_other_host(site: SealedSite) -> None:
+    await site.push("team-a/trainer:v1", site.source())
+    first, second = await site.agent("h0", "a"), await site.agent("h1")
+    package = await opened(site, first, "team-a/trainer:v1")
+    plain = [layer.digest for layer in package.manifest.layers]
+    plain += [package.digest, package.manifest.config.digest, package.manifest.layers[0].pieces_digest]
+    for again in (False, True):
+        if again:
+            await first.stop()
+            await first.start()
+        agent = first.agent
+        served = {holding.blob for holding in agent.registry.holdings(lambda digest: True)}
+        assert served == agent.registry.served == {part.digest for part in package.manifest.encrypted}
+        assert all(digest in agent.store.opened for digest in plain)
+        for digest in plain:
+            assert agent.store.get(digest) or agent.store.read_document(digest)
+            assert second.agent.tls is not None
+            async with ClientSession(connector=TCPConnector(ssl=second.agent.tls.client)) as http:
+                url, name = f"https://{first.settings.address}/v1", agent_dns("h0")
+                ticket = {TICKET_HEADER: site.ticket(digest, "h1")}
+                async with http.get(f"{url}/blobs/{digest}", headers=ticket, server_hostname=name) as answer:
+                    assert answer.status == 404, await answer.text()
+                async with http.get(f"{url}/blobs/{digest}/holding", headers=ticket, server_hostname=name) as answer:
+                    assert answer.status == 404
+
+
+async def test_an_open_package_needs_no_key(site: SealedSite) -> None:
+    """A host that is revoked keeps what it has, and gets nothing new."""
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    first = await opened(site, running, "team-a/trainer:v1")
+    asked = []
+    keys = running.agent.session.keys
+
+    async def ask(reference: Reference) -> dict[str, bytes]:
+        asked.append(reference)
+        return await keys(reference)
+
+    running.agent.session.keys = ask  # type: ignore[method-assign]
+    assert (await opened(site, running, "team-a/trainer:v1")).digest == first.digest
+    await site.stop_tracker()
+    assert (await opened(site, running, "team-a/trainer:v1")).digest == first.digest
+    assert not asked
+    await site.start_tracker()
+
+
+async def test_a_revoked_host_gets_no_key(site: SealedSite) -> None:
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    await until(lambda: running.agent.session.connected)
+    reference = Reference("team-a/trainer", digest=(await running.agent.session.resolve(parse_reference("team-a/trainer:v1"))).digest)
+    assert await running.agent.session.keys(reference)
+    site.control.directory.set_revoked(["host:h0"])
+    await until(lambda: "host:h0" in site.control.state.rules.revoked)
+    with pytest.raises(P2PDistError):
+        await running.agent.session.keys(reference)
+    assert (await site.pull(running, "team-a/trainer:v1")).error is not None
+    assert not holds_mark(running.settings.store)
+
+
+async def test_no_key_reaches_disk_or_log(site: SealedSite, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    await opened(site, running, "team-a/trainer:v1")
+    digest = (await running.agent.session.resolve(parse_reference("team-a/trainer:v1"))).digest
+    (key,) = (await running.agent.session.keys(Reference("team-a/trainer", digest=digest))).values()
+    (identity,) = site.control.directory.identities("team-a")
+    secrets = [key, base64.b64encode(key), key.hex().encode(), identity.encode()]
+    for path in (path for path in site.directory.rglob("*") if path.is_file()):
+        if not path.name.startswith("sealed-team-a"):
+            assert not any(secret in path.read_bytes() for secret in secrets), path
+    assert not any(secret.decode("latin-1") in caplog.text for secret in secrets)
+    noted = [record.getMessage() for record in caplog.records if '"event": "keys"' in record.getMessage()]
+    assert noted and "agent:h0" in noted[0] and "team-a/trainer" in noted[0]
