@@ -10,7 +10,7 @@ import base64
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -19,9 +19,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from p2pdist.model.errors import Corrupt, P2PDistError, Refused, UsageError
 from p2pdist.model.sealed import CHUNK_BYTES, KEY_BYTES, NONCE_BYTES, TAG_BYTES, WrappedKey, chunk_count, sealed_size
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 _STORED_BYTES = CHUNK_BYTES + TAG_BYTES
 
@@ -101,7 +98,7 @@ def decrypted(data: bytes, key: bytes, name: str) -> bytes:
 # -- keys
 
 
-def _age() -> ModuleType:
+def _age() -> Any:
     try:
         import pyrage
     except ImportError as error:
@@ -172,5 +169,6 @@ def _identity(text: str) -> Any:
         return age.x25519.Identity.from_str(text.strip())
     except (ValueError, age.IdentityError) as error:
         raise UsageError(
-            "a namespace's key is no identity of age", remedy="It begins with AGE-SECRET-KEY-1; p2pdist key create makes one"
+            "a namespace's key is no identity of age",
+            remedy="It begins with AGE-SECRET-KEY-1; p2pdist key create makes one",
         ) from error

@@ -39,6 +39,7 @@ from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.readers import Readers
 from p2pdist.agent.pull.registry import PullResources, Registry
 from p2pdist.agent.pull.vouched_blobs import VouchedBlobs
+from p2pdist.agent.sealed import Sealed
 from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.desk import NOISE_BYTES, Desk
 from p2pdist.agent.tracker.failures import PullFailures
@@ -188,6 +189,7 @@ class Agent:
         self.resources = self._resources(received_bytes)
         self.policy_pins = PolicyPins(store, self.policies)
         waits = {"wait_s": settings.tracker_wait_s, "stale_tag_s": settings.stale_tag_s}
+        self.sealed = Sealed(store)
         self.packages = Packages(
             store,
             session,
@@ -195,7 +197,7 @@ class Agent:
             **waits,
             learn=self.policy_pins.learned,
             found=access.names.learn,
-            opened=lambda manifest: self.pulls.sealed.opened(manifest),
+            opened=self.sealed.opened,
         )
         self.registry = self._registry(reads_origin=own_origin is not None)
         self.vouched_blobs = VouchedBlobs(store, self.registry, trackers.send)
@@ -290,6 +292,7 @@ class Agent:
             models=self.models,
             unreachable=self.reachability.warning,
             lazy=self.policies.lazy,
+            sealed=self.sealed,
         )
 
     async def start(self) -> None:

@@ -1,5 +1,5 @@
-"""Sealed packages on this host (p2pdist/model/sealed.py): what was encrypted is fetched as any blob,
-and opened into the store.
+"""Sealed packages on this host (p2pdist/model/sealed.py): what was encrypted is fetched as any
+blob, and opened into the store.
 
 A blob is decrypted piece by piece into a blob of its own, by the digest and the piece list that the
 package had before it was sealed, so every piece verifies twice: the encrypted one as it arrives,
@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 from p2pdist.agent.tasks import in_thread
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound
-from p2pdist.model.manifest import SEALED_TYPE, TREE_TYPE, Descriptor, Manifest, decode_manifest, encode_manifest
+from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, decode_manifest, encode_manifest
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.sealed import (
     DOCUMENTS_BYTES_MAX,
@@ -64,14 +64,16 @@ class Sealed:
             lock = self._locks[digest] = asyncio.Lock()
         return lock
 
-    def opened(self, sealed: Manifest) -> tuple[Digest, Manifest] | None:
-        """The opened manifest of a sealed package that was opened here, whatever has been evicted
-        since, with its digest. Blocks."""
-        mark = SEALED_TYPE.encode()
-        for digest in {record.manifest_digest for record in self.store.packages.list()}:
-            data = self.store.read_document(digest)
-            if data is not None and mark in data and is_opened_from(manifest := decode_manifest(data), sealed):
-                return digest, manifest
+    def opened(self, digest: Digest, sealed: Manifest) -> tuple[Digest, Manifest] | None:
+        """The opened manifest of the sealed package `digest` that was opened here, whatever has
+        been evicted since, with its digest. A package whose keys were wrapped anew is the same.
+        Blocks."""
+        records = self.store.opened
+        for opened in dict.fromkeys((records.manifest(digest), *records.manifests())):
+            data = self.store.read_document(opened)
+            if data is not None and is_opened_from(manifest := decode_manifest(data), sealed):
+                records.record_manifest(digest, opened)
+                return opened, manifest
         return None
 
     def whole(self, opened: Manifest) -> bool:
@@ -89,16 +91,22 @@ class Opening:
     """A sealed package that one pull opens. `holds` holds what is opened."""
 
     def __init__(
-        self, sealed: Sealed, manifest: Manifest, fetch: FetchEncrypted, ask_keys: AskKeys, holds: ExitStack
+        self,
+        sealed: Sealed,
+        digest: Digest,
+        manifest: Manifest,
+        fetch: FetchEncrypted,
+        ask_keys: AskKeys,
+        holds: ExitStack,
     ) -> None:
-        self._sealed, self._store, self._manifest = sealed, sealed.store, manifest
+        """`digest` and `manifest` are those of the sealed package."""
+        self._sealed, self._store = sealed, sealed.store
+        self._digest, self._manifest = digest, manifest
         self._fetch, self._ask_keys, self._holds = fetch, ask_keys, holds
         self._encrypted: Mapping[Digest, Descriptor] = {}
         """The encrypted blob of each blob of the package."""
         self._keys: Mapping[str, bytes] | None = None
         self._asking = asyncio.Lock()
-        self.skipped: Callable[[int], None] = lambda count: None
-        """Hears of the bytes of encrypted blobs that need not be moved."""
 
     async def manifest(self) -> tuple[Digest, Manifest]:
         """The opened manifest, with its digest; its documents are in the store, but for those of
@@ -106,15 +114,13 @@ class Opening:
         raises."""
         known = await asyncio.to_thread(self._known)
         digest, manifest = known if known is not None else await self._read()
-        if known is not None:
-            self.skipped(self._manifest.parts[0].size)
         self._encrypted = encrypted_by(manifest)
         return digest, manifest
 
     def _known(self) -> tuple[Digest, Manifest] | None:
         """The opened manifest, where nothing must be read to use it. Piece lists go when their
         blobs are evicted."""
-        opened = self._sealed.opened(self._manifest)
+        opened = self._sealed.opened(self._digest, self._manifest)
         if opened is None or self._store.read_document(opened[1].config.digest) is None:
             return None
         lists = (self._store.read_document(blob.pieces_digest) for blob in opened[1].blobs)
@@ -141,6 +147,7 @@ class Opening:
         new = [digest for document in documents if not self._store.document_size(digest := digest_of(document))]
         self._store.opened.record(dict.fromkeys(new, blob.digest))
         self._store.put_documents(documents)
+        self._store.opened.record_manifest(self._digest, digest_of(encoded))
         return digest_of(encoded), manifest
 
     async def _key(self, part: Descriptor) -> bytes:
@@ -169,7 +176,6 @@ class Opening:
             if here is not None and here.complete and here.pieces_digest == blob.pieces_digest:
                 with suppress(NotFound):  # evicted this very moment
                     self._holds.enter_context(here.held())
-                    self.skipped(part.size)
                     return here
             with ExitStack() as hold:  # once it is open, the encrypted one may make room
                 encrypted = await self._fetch(part, hold)

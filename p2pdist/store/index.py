@@ -57,6 +57,7 @@ CREATE TABLE IF NOT EXISTS images (
 CREATE TABLE IF NOT EXISTS tags (reference TEXT PRIMARY KEY, digest TEXT NOT NULL, told REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS opened (digest TEXT PRIMARY KEY, encrypted TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS opened_manifests (sealed TEXT PRIMARY KEY, opened TEXT NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -240,6 +241,18 @@ class Index:
     def remove_opened(self, digests: Iterable[Digest]) -> None:
         """Forget that these were opened."""
         self._run_all("DELETE FROM opened WHERE digest=?", [(digest,) for digest in digests])
+
+    def opened_manifests(self) -> dict[Digest, Digest]:
+        """The opened manifest of each sealed package that was opened."""
+        return {row[0]: row[1] for row in self._query("SELECT sealed, opened FROM opened_manifests")}
+
+    def add_opened_manifest(self, sealed: Digest, opened: Digest) -> None:
+        """Write by which manifest this host keeps a sealed package."""
+        self._run("INSERT OR REPLACE INTO opened_manifests VALUES (?,?)", (sealed, opened))
+
+    def remove_opened_manifests(self, sealed: Iterable[Digest]) -> None:
+        """Forget by which manifests these are kept."""
+        self._run_all("DELETE FROM opened_manifests WHERE sealed=?", [(digest,) for digest in sealed])
 
     # -- pins and packages
 

@@ -201,9 +201,9 @@ class ImageRecords:
 
 
 class OpenedRecords:
-    """The blobs and documents that were decrypted here, each with its encrypted blob. Other hosts
-    do not get them: they get the encrypted ones. Thread-safe; methods raise what those of Pins
-    raise."""
+    """The blobs and documents that were decrypted here, each with its encrypted blob, and the
+    manifests by which this host keeps sealed packages. Other hosts do not get these: they get what
+    is encrypted. Thread-safe; methods raise what those of Pins raise."""
 
     def __init__(self, index: Index, lock: threading.RLock, here: Callable[[Digest], bool]) -> None:
         """`here`: whether a blob or document is in the store; the records of others are dropped."""
@@ -211,6 +211,25 @@ class OpenedRecords:
         self._encrypted = index.opened()
         if gone := [digest for digest in self._encrypted if not here(digest)]:
             self._forget(gone)
+        self._manifests = {sealed: opened for sealed, opened in index.opened_manifests().items() if here(opened)}
+        index.remove_opened_manifests(index.opened_manifests().keys() - self._manifests.keys())
+
+    def record_manifest(self, sealed: Digest, opened: Digest) -> None:
+        """Note by which manifest, which is in the store, this host keeps a sealed package."""
+        with self._lock:
+            if self._manifests.get(sealed) != opened:
+                self._index.add_opened_manifest(sealed, opened)
+                self._manifests[sealed] = opened
+
+    def manifest(self, digest: Digest) -> Digest:
+        """By which manifest this host keeps a package: that of a sealed one which was opened, else
+        its own."""
+        return self._manifests.get(digest, digest)
+
+    def manifests(self) -> Sequence[Digest]:
+        """The opened manifests."""
+        with self._lock:
+            return sorted(set(self._manifests.values()))
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._encrypted

@@ -32,7 +32,7 @@ from pathlib import Path
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError
-from p2pdist.model.manifest import decode_manifest
+from p2pdist.model.manifest import Manifest, decode_manifest
 from p2pdist.model.pieces import PieceList
 from p2pdist.store.blobs.admission import Admission
 from p2pdist.store.blobs.blob import Blob
@@ -282,8 +282,11 @@ class BlobStore:
             self.images = ImageRecords(self._index, self._lock)
             self.tags = TagRecords(self._index, self._lock)
             self.pins = Pins(self._index, self._lock)
-            self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
-            self.opened = OpenedRecords(self._index, self._lock, lambda digest: digest in self._blobs or digest in self._documents)
+            documents = self._documents
+            self.opened = OpenedRecords(
+                self._index, self._lock, lambda digest: digest in self._blobs or digest in documents
+            )
+            documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
             self.objects = Objects(self._paths, self._index, self._blob_context.boot)
             self.trees = Trees(self._tree_context(), self.objects)
             self._stock = Stock(
@@ -421,6 +424,12 @@ class BlobStore:
         """A manifest, config or piece list, verified; None when it is not here."""
         return self._documents.read(parse_digest(digest))
 
+    def manifest(self, digest: Digest) -> Manifest | None:
+        """The manifest by which this host keeps a package: of a sealed one that was opened here,
+        what was opened and what is encrypted of it. None where it is not here. Raises Corrupt."""
+        data = self.read_document(self.opened.manifest(parse_digest(digest)))
+        return decode_manifest(data) if data is not None else None
+
     def document_size(self, digest: Digest) -> int:
         """The bytes of a manifest, config or piece list; 0 when it is not here."""
         return self._documents.size(digest)
@@ -429,13 +438,14 @@ class BlobStore:
         wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests() | self.images.digests()
         named = [(record.reference, record.manifest_digest) for record in self.packages.list()]
         for reference, digest in [*named, *((record.reference, record.digest) for record in self.tags.list())]:
-            wanted.add(digest)
-            data = self._documents.read(digest)
-            if data is not None:
-                try:
-                    wanted.update(small.digest for small in decode_manifest(data).documents())
-                except Corrupt as error:
-                    logger.warning("%s: %s", reference, error)
+            for manifest in {digest, self.opened.manifest(digest)}:
+                wanted.add(manifest)
+                data = self._documents.read(manifest)
+                if data is not None:
+                    try:
+                        wanted.update(small.digest for small in decode_manifest(data).documents())
+                    except Corrupt as error:
+                        logger.warning("%s: %s", reference, error)
         return wanted
 
     # -- room

@@ -1,5 +1,5 @@
-"""A fleet with sealed packages: the tracker itself with an access file, over real TLS, a real origin
-directory, and agents that join. Packages are packed and pushed encrypted."""
+"""A fleet with sealed packages: the tracker itself with an access file, over real TLS, a real
+origin directory, and agents that join. Packages are packed and pushed encrypted."""
 
 from __future__ import annotations
 
@@ -109,11 +109,19 @@ class SealedSite:
     async def agent(self, name: str, join: str = "default", **more: Any) -> Running:
         token = self.control.directory.join_token(join)
         url = f"https://127.0.0.1:{self.port}"
-        more = {"tracker_wait_s": 5.0, "store": self.directory / name} | more
+        more = {"tracker_wait_s": 1.0, "store": self.directory / name} | more
         running = Running(AgentSettings((url,), name, f"127.0.0.1:{free_port()}", join_file=token, **more))
         await running.start()
         self.stack.push_async_callback(running.stop)
         return running
+
+    def write_access(self, text: str) -> None:
+        """Replace the access file."""
+        path = self.control.directory.path
+        draft = path.with_name(".draft")
+        draft.write_text(text)
+        draft.chmod(0o600)
+        draft.replace(path)
 
     def source(self, name: str = "source", size: int = 300_000) -> Path:
         """A directory with a marked file of about `size` bytes, which no compression shrinks."""

@@ -3,9 +3,11 @@ that may be, and refused where not. The tracker is the real one, with its access
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Literal
@@ -19,10 +21,14 @@ from p2pdist.agent.pull.packages import Package
 from p2pdist.credentials.authority import agent_dns
 from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import NotFound, P2PDistError, Refused
+from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.manifest import MANIFEST_TYPE, PACK_TYPE, Descriptor, Reference, parse_reference
 from p2pdist.model.messages import MountRequest
 from p2pdist.package.pack import Settings
+from p2pdist.package.repository.sealed import rewrap
+from p2pdist.sealing import recipient_of, unwrap
+from p2pdist.store.blobs.blob import Blob
+from tracker.content import TAG_FRESH_S
 
 
 @pytest.fixture
@@ -38,7 +44,8 @@ async def test_an_image_is_opened_on_hosts_and_nowhere_else(site: SealedSite) ->
     pull = await site.pull(first, "team-a/trainer:v1")
     assert pull.error is None, pull.error
     status = pull.status()
-    assert status.digest == pushed.digest and status.bytes_origin == status.bytes_total == status.bytes_done
+    assert (status.digest, status.bytes_cached) == (pushed.digest, 0)
+    assert status.bytes_origin == status.bytes_total == status.bytes_done
     assert pull.package is not None
     (layer,) = pull.package.manifest.layers
     path = first.agent.store.get(layer.digest).path
@@ -121,7 +128,8 @@ async def test_what_was_opened_goes_to_no_other_host(site: SealedSite) -> None:
     first, second = await site.agent("h0", "a"), await site.agent("h1")
     package = await opened(site, first, "team-a/trainer:v1")
     plain = [layer.digest for layer in package.manifest.layers]
-    plain += [package.digest, package.manifest.config.digest, package.manifest.layers[0].pieces_digest]
+    plain += [package.manifest.config.digest, package.manifest.layers[0].pieces_digest]
+    plain.append(first.agent.store.opened.manifest(package.digest))
     for again in (False, True):
         if again:
             await first.stop()
@@ -166,7 +174,9 @@ async def test_a_revoked_host_gets_no_key(site: SealedSite) -> None:
     await site.push("team-a/trainer:v1", site.source())
     running = await site.agent("h0", "a")
     await until(lambda: running.agent.session.connected)
-    reference = Reference("team-a/trainer", digest=(await running.agent.session.resolve(parse_reference("team-a/trainer:v1"))).digest)
+    reference = Reference(
+        "team-a/trainer", digest=(await running.agent.session.resolve(parse_reference("team-a/trainer:v1"))).digest
+    )
     assert await running.agent.session.keys(reference)
     site.control.directory.set_revoked(["host:h0"])
     await until(lambda: "host:h0" in site.control.state.rules.revoked)
@@ -191,3 +201,175 @@ async def test_no_key_reaches_disk_or_log(site: SealedSite, caplog: pytest.LogCa
     assert not any(secret.decode("latin-1") in caplog.text for secret in secrets)
     noted = [record.getMessage() for record in caplog.records if '"event": "keys"' in record.getMessage()]
     assert noted and "agent:h0" in noted[0] and "team-a/trainer" in noted[0]
+
+
+# -- keys change
+
+
+async def test_after_a_rotation_only_wraps_change(site: SealedSite) -> None:
+    source = site.source()
+    first = await site.push("team-a/trainer:v1", source)
+    running = await site.agent("h0", "a")
+    package = await opened(site, running, "team-a/trainer:v1")
+    directory = site.control.directory
+    old = directory.identities("team-a")
+    recipient = directory.new_identity("team-a", now=time.time())
+    identities = directory.identities("team-a")
+    assert identities[1:] == old and recipient_of(identities[0]) == recipient
+    late = await site.agent("h1", "a")
+    await opened(site, late, "team-a/trainer:v1")  # by the identity before
+    changed = await rewrap(
+        parse_reference("team-a/trainer:v1"), site.origin, lambda key: unwrap(key, identities), recipient
+    )
+    assert changed not in (None, first.digest)
+    again = await rewrap(parse_reference("team-a/trainer:v1"), site.origin, lambda key: unwrap(key, ()), recipient)
+    assert again is None
+    for path in site.control.directory.directory.glob("sealed-team-a-*.key"):
+        if old[0] in path.read_text():
+            path.unlink()
+    await asyncio.sleep(TAG_FRESH_S + 0.1)
+    pull = await site.pull(running, "team-a/trainer:v1")
+    assert pull.error is None and pull.status().bytes_cached == pull.status().bytes_total
+    assert pull.status().digest == changed and pull.package is not None
+    assert pull.package.manifest == package.manifest
+    fresh = await site.agent("h2", "a")
+    await opened(site, fresh, "team-a/trainer:v1")
+    stale = await site.agent("h3", "a")
+    pull = await site.pull(stale, f"team-a/trainer@{first.digest}")
+    assert isinstance(pull.error, Refused), "the identity that opened it is gone"
+
+
+async def test_a_command_prints_the_identity(site: SealedSite) -> None:
+    """As one that asks a key management service for it."""
+    calls, (identity,) = site.directory / "calls", site.control.directory.identities("team-a")
+    command = site.directory / "kms"
+    command.write_text(f"#!/bin/sh\necho x >> {calls}\necho {identity}\n")
+    command.chmod(0o755)
+    text = site.control.directory.path.read_text()
+    site.write_access(text.replace('key = "team-a"', f'identity-command = ["{command}"]'))
+    for path in site.control.directory.directory.glob("sealed-team-a-*"):
+        path.unlink()
+    await until(lambda: site.control.state.rules.sealed["team-a/*"].identity_command)
+    await site.push("team-a/trainer:v1", site.source())
+    for host in ("h0", "h1"):
+        await opened(site, await site.agent(host, "a"), "team-a/trainer:v1")
+    assert calls.read_text() == "x\n", "it runs once"
+
+
+@pytest.mark.parametrize(
+    ("script", "what"), [("exit 3", "exit code 3"), ("true", "printed no identity"), (None, "No such file")]
+)
+async def test_a_command_that_fails_is_told(site: SealedSite, script: str | None, what: str) -> None:
+    command = site.directory / "kms"
+    if script is not None:
+        command.write_text(f"#!/bin/sh\n{script}\n")
+        command.chmod(0o755)
+    text = site.control.directory.path.read_text()
+    site.write_access(text.replace('key = "team-a"', f'identity-command = ["{command}"]'))
+    await until(lambda: site.control.state.rules.sealed["team-a/*"].identity_command)
+    await site.push("team-a/trainer:v1", site.source())
+    pull = await site.pull(await site.agent("h0", "a", tracker_wait_s=0.1), "team-a/trainer:v1")
+    assert isinstance(pull.error, Unavailable) and what in pull.error.what and str(command) in pull.error.what
+
+
+async def test_a_name_without_a_key_says_what_to_do(site: SealedSite) -> None:
+    await site.push("team-c/x:v1", site.source())
+    pull = await site.pull(await site.agent("h0"), "team-c/x:v1")
+    assert isinstance(pull.error, NotFound) and "p2pdist key create" in pull.error.remedy
+
+
+async def test_an_agent_of_before_is_told_to_be_upgraded(site: SealedSite) -> None:
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    await until(lambda: running.agent.session.connected)
+    with pytest.raises(Refused) as caught:
+        await running.agent.session.get("/v1/packages", {"reference": "team-a/trainer:v1"})
+    assert "encrypted" in caught.value.what and "Upgrade" in caught.value.remedy
+
+
+# -- what a disk does
+
+
+async def test_opening_goes_on_where_it_was(site: SealedSite) -> None:
+    """Blobs that are here in part, as after kill -9, are opened from the piece that is missing."""
+    await site.push("team-a/trainer:v1", site.source(size=2_000_000))
+    running = await site.agent("h0", "a")
+    store = running.agent.store
+    package = await opened(site, running, "team-a/trainer:v1")
+    (layer,) = package.manifest.layers
+    blob = store.get(layer.digest)
+    assert blob is not None and layer.layout.count > 5
+    blob.drop([1, 3])
+    written = []
+    write = Blob.write
+
+    def count(self: Blob, piece: int, data: bytes, wait: object = None) -> bool:
+        written.append(piece)
+        return write(self, piece, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Blob, "write", count)
+        pull = await site.pull(running, "team-a/trainer:v1")
+    assert pull.error is None and written == [1, 3]
+    assert digest_of(blob.path.read_bytes()) == layer.digest
+
+
+@pytest.mark.slow
+async def test_an_encrypted_blob_that_changed_on_the_disk_comes_again(site: SealedSite) -> None:
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    store = running.agent.store
+    package = await opened(site, running, "team-a/trainer:v1")
+    (layer,), encrypted = package.manifest.layers, store.get(package.manifest.encrypted[1].digest)
+    assert encrypted is not None
+    store.remove(layer.digest)
+    encrypted.path.chmod(0o600)
+    with encrypted.path.open("r+b") as file:
+        file.seek(100_000)
+        file.write(bytes(100))
+    pull = await site.pull(running, "team-a/trainer:v1")
+    assert pull.error is None, pull.error
+    restored = store.get(layer.digest)
+    assert restored is not None and digest_of(restored.path.read_bytes()) == layer.digest
+    assert pull.status().bytes_origin > 0
+
+
+async def test_encrypted_blobs_make_room_once_they_are_open(site: SealedSite) -> None:
+    """The store has room for a package and its encrypted form, and no more: the next one takes the
+    place of what is encrypted."""
+    for number in (1, 2):
+        await site.push(f"team-a/p{number}:v1", site.source(f"s{number}", 400_000))
+    running = await site.agent("h0", "a", capacity_bytes=1_300_000)
+    store = running.agent.store
+    first = await opened(site, running, "team-a/p1:v1")
+    second = await opened(site, running, "team-a/p2:v1")
+    for package in (first, second):
+        assert all(store.get(layer.digest) for layer in package.manifest.layers)
+    assert store.get(first.manifest.encrypted[1].digest) is None
+
+
+async def test_a_package_that_does_not_fit_open_says_so(site: SealedSite) -> None:
+    await site.push("team-a/p:v1", site.source("s", 400_000))
+    running = await site.agent("h0", "a", capacity_bytes=600_000)
+    pull = await site.pull(running, "team-a/p:v1")
+    assert isinstance(pull.error, DiskFull), pull.error
+    assert not holds_mark(running.settings.store)
+
+
+async def test_a_package_is_removed_with_what_was_opened(site: SealedSite) -> None:
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    package = await opened(site, running, "team-a/trainer:v1")
+    (status,) = await running.agent.inventory.packages()
+    assert (status.digest, status.complete) == (package.digest, True)
+    assert await running.agent.maintenance.evict("team-a/trainer", package.digest) > 0
+    assert not running.agent.store.blobs() and not holds_mark(running.settings.store)
+    await opened(site, running, "team-a/trainer:v1")
+
+
+async def test_a_pin_keeps_what_is_open(site: SealedSite) -> None:
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    pin = await running.agent.maintenance.pin("team-a/trainer:v1")
+    package = await opened(site, running, "team-a/trainer:v1")
+    assert set(pin.layers) == {layer.digest for layer in package.manifest.layers}

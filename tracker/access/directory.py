@@ -177,7 +177,7 @@ class AccessDirectory:
 
     def load(self, *, now: float) -> AccessState:
         """Read everything. `now`: seconds since the epoch."""
-        rules = self._rules()
+        rules = self.rules()
         authorities = [self._authority(path, rules.fleet) for path in _trusted(self._named(_AUTHORITY), now)]
         signing = [SigningKey.load(self._files.read(path)) for path in _trusted(self._named(_SIGNING), now)]
         if not authorities or not signing:
@@ -217,7 +217,7 @@ class AccessDirectory:
         returns the names of the files that were removed."""
         with self._files.locked():
             self.load(now=now)
-            rules = self._rules()
+            rules = self.rules()
             newest = self._new_authority(rules.fleet, now)
             self._new_signing_key(now)
             for name in rules.joins:
@@ -267,13 +267,22 @@ class AccessDirectory:
 
     # -- keys of sealed packages
 
+    def rules(self) -> AccessRules:
+        """The access file."""
+        return read_rules(self._files.read(self.path), str(self.path))
+
+    def key_names(self) -> list[str]:
+        """The keys that have files here."""
+        with self._files.failures(self.directory):
+            names = os.listdir(self.directory)
+        matches = (re.match(_SEALED % "([a-z0-9][a-z0-9-]{0,62})", name) for name in names)
+        return sorted({match[1] for match in matches if match is not None})
+
     def identities(self, key: str) -> tuple[str, ...]:
         """The age identities of a key, the newest first. Raises NotFound."""
         named = self._named(re.compile(_SEALED % re.escape(key)))
         if not named:
-            raise NotFound(
-                f"there is no key {key} beside {self.path}", remedy=f"p2pdist key create {key} makes it"
-            )
+            raise NotFound(f"there is no key {key} beside {self.path}", remedy=f"p2pdist key create {key} makes it")
         files = [self._files.text(named[at]) for at in sorted(named, reverse=True)]
         return tuple(identity for text in files for identity in identities_in(text))
 
@@ -295,7 +304,7 @@ class AccessDirectory:
     def _missing(self) -> bool:
         if not self.path.exists() or not self._named(_AUTHORITY) or not self._named(_SIGNING):
             return True
-        return any(self._lacks_token(name, rule) for name, rule in self._rules().joins.items())
+        return any(self._lacks_token(name, rule) for name, rule in self.rules().joins.items())
 
     def _lacks_token(self, name: str, rule: JoinRule) -> bool:
         return not rule.secret_sha256 and not self.join_token(name).exists()
@@ -303,7 +312,7 @@ class AccessDirectory:
     def _make(self, now: float) -> list[Path]:
         if not self.path.exists():
             self._files.write(self.path, TEMPLATE.encode())
-        rules = self._rules()
+        rules = self.rules()
         if not self._named(_AUTHORITY):
             self._new_authority(rules.fleet, now)
         if not self._named(_SIGNING):
@@ -334,9 +343,6 @@ class AccessDirectory:
         self._files.write(self.directory / f"signing-{_stamp(at)}-{key.name}.pem", key.pem)
 
     # -- files
-
-    def _rules(self) -> AccessRules:
-        return read_rules(self._files.read(self.path), str(self.path))
 
     def _with_secret(self, name: str, rule: JoinRule) -> JoinRule:
         if rule.secret_sha256:

@@ -98,7 +98,9 @@ def _printed_by(command: tuple[str, ...]) -> tuple[str, ...]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         why = f"took over {COMMAND_S:g} s" if isinstance(error, subprocess.TimeoutExpired) else str(error.strerror)
-        raise Unavailable(f"the identity-command {command[0]} {why}", remedy="Run it on the tracker's machine") from None
+        raise Unavailable(
+            f"the identity-command {command[0]} {why}", remedy="Run it on the tracker's machine"
+        ) from None
     if done.returncode or len(done.stdout) > COMMAND_BYTES_MAX:
         raise Unavailable(
             f"the identity-command {command[0]} failed with exit code {done.returncode}",
@@ -106,5 +108,7 @@ def _printed_by(command: tuple[str, ...]) -> tuple[str, ...]:
         )
     identities = identities_in(done.stdout.decode("ascii", "replace"))
     if not identities:
-        raise Unavailable(f"the identity-command {command[0]} printed no identity", remedy="It prints AGE-SECRET-KEY-1...")
+        raise Unavailable(
+            f"the identity-command {command[0]} printed no identity", remedy="It prints AGE-SECRET-KEY-1..."
+        )
     return identities

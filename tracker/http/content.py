@@ -6,6 +6,7 @@ What policies say: of one package, for agents; all of them, for operators.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -162,13 +163,15 @@ async def keys(request: web.Request) -> web.Response:
     if access is None:
         raise NotFound("this tracker runs without access control", remedy="Start it with --access")
     digest = (await readable_package(request, reference)).digest
-    audit = {"identity": identity, "address": request.remote or "", "subject": f"{reference}"}
+    note = partial(
+        access.control.audit.note, "keys", identity=identity, address=request.remote or "", subject=f"{reference}"
+    )
     try:
         opened = await access.sealed.of(reference.name, digest)
     except P2PDistError as error:
-        access.control.audit.note("keys", **audit, outcome=error.what)
+        note(outcome=error.what)
         raise
-    access.control.audit.note("keys", **audit)
+    note()
     body = msgspec.json.encode(PackageKeys(dict(opened)))
     return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
 

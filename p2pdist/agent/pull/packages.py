@@ -97,7 +97,7 @@ class Packages:
         stale_tag_s: float = STALE_TAG_S,
         learn: Learn = _nothing,
         found: Callable[[str, Digest, Manifest], None] = lambda reference, digest, manifest: None,
-        opened: Callable[[Manifest], tuple[Digest, Manifest] | None] = lambda manifest: None,
+        opened: Callable[[Digest, Manifest], tuple[Digest, Manifest] | None] = lambda digest, manifest: None,
     ) -> None:
         self._store, self._session, self._own_origin = store, session, own_origin
         self._wait_s, self._stale_tag_s, self._learn, self._found = wait_s, stale_tag_s, learn, found
@@ -140,7 +140,8 @@ class Packages:
     async def _learned(self, package: Package, policy: PackagePolicy | None) -> Package:
         """Apply the policy of a package before anything of it is fetched."""
         self._found(str(package.reference), package.digest, package.manifest)
-        opened = await asyncio.to_thread(self._opened, package.manifest) if package.manifest.is_sealed else None
+        sealed = package.manifest.is_sealed
+        opened = await asyncio.to_thread(self._opened, package.digest, package.manifest) if sealed else None
         if policy is not None and opened is None:
             await self._learn(str(package.reference), package.digest, package.manifest, policy)
         package = replace(package, policy=policy)
@@ -231,8 +232,8 @@ class Packages:
         """The descriptor of a blob that is in the store, from a package that was used here; of one
         that is there in part, and came by itself, from the store while no tracker can be asked."""
         for record in self._store.packages.list():
-            data = self._store.read_document(record.manifest_digest)
-            for layer in decode_manifest(data).blobs if data else ():
+            manifest = self._store.manifest(record.manifest_digest)
+            for layer in manifest.blobs if manifest is not None else ():
                 if layer.digest == digest:
                     return layer
         blob = self._store.get(digest)

@@ -29,7 +29,17 @@ from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import Sources, TreePull, together
 from p2pdist.agent.sealed import Opening, Sealed
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Conflict, Corrupt, Damaged, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
+from p2pdist.model.errors import (
+    Conflict,
+    Corrupt,
+    Damaged,
+    DiskFull,
+    NotFound,
+    P2PDistError,
+    Unavailable,
+    UsageError,
+    foreseen,
+)
 from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import canonical_reference, is_image, parse_image
 from p2pdist.model.image_manifest import Image
@@ -259,9 +269,10 @@ class Pulls:
         models: HubSource | None = None,
         unreachable: Callable[[], str] = lambda: "",
         lazy: Callable[[str], bool | None] = lambda reference: None,
+        sealed: Sealed | None = None,
     ) -> None:
         self._unreachable, self._images, self._models, self._lazy = unreachable, images, models, lazy
-        self.sealed = Sealed(store)
+        self.sealed = sealed or Sealed(store)
         self._store, self._packages, self._fetcher = store, packages, fetcher
         self._pulls: OrderedDict[str, Pull] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -572,8 +583,7 @@ async def _open(
     async def ask() -> Mapping[str, bytes]:
         return await pulls._packages.keys(package, lambda text: setattr(pull, "note", text))
 
-    opening = Opening(pulls.sealed, package.manifest, fetch, ask, holds)
-    opening.skipped = pull.skip
+    opening = Opening(pulls.sealed, package.digest, package.manifest, fetch, ask, holds)
     digest, manifest = await opening.manifest()
     await pulls._packages.learn_opened(package, digest, manifest)
     pull.parts |= {blob.digest for blob in manifest.blobs}
@@ -583,11 +593,13 @@ async def _open(
     if config is None:
         raise Corrupt(f"the config {manifest.config.digest} is gone from the store", remedy="Pull again")
     images = {layer.digest: layer for layer in manifest.layers if layer.media_type != TREE_TYPE}
-    trees = TreePull(manifest, store, opening.blob, pulls._packages.pieces, holds, pull.skip)
+    trees = TreePull(manifest, store, opening.blob, pulls._packages.pieces, holds, lambda _: None)
     trees.selects = False
     await together([*map(opening.blob, images.values()), trees.run()])
-    await asyncio.to_thread(store.packages.record, pull.reference, digest)
-    return replace(package, digest=digest, manifest=manifest, config=decode_config(config))
+    fetched = {fetching.blob.digest: fetching.blob.size for fetching in pull.blobs}
+    pull.bytes_cached = pull.bytes_total - sum(fetched.values())
+    await asyncio.to_thread(store.packages.record, pull.reference, package.digest)
+    return replace(package, manifest=manifest, config=decode_config(config))
 
 
 def _drop_packs(store: BlobStore, manifest: Manifest) -> None:

@@ -18,7 +18,7 @@ from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, parse_reference
+from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, blob_reference, parse_reference
 from p2pdist.model.messages import MountStatus, PackageStatus, PinStatus, PullRequest, Removed, Verified
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.store.blobs.blob import Blob
@@ -94,8 +94,7 @@ class Inventory:
 
     def manifest(self, digest: Digest) -> Manifest | None:
         """The manifest with this digest, None where it is not in the store."""
-        data = self._store.read_document(digest)
-        return decode_manifest(data) if data else None
+        return self._store.manifest(digest)
 
     def is_here(self, layer: Descriptor) -> bool:
         """Whether a layer is complete, so that it can be mounted."""

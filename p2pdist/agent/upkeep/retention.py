@@ -20,7 +20,7 @@ from p2pdist.core.eviction import StoredPackage, due, goes_first, lasts_s
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.manifest import PACK_TYPE, SEALED_TYPE, Manifest, decode_manifest
+from p2pdist.model.manifest import PACK_TYPE, SEALED_TYPE, Manifest
 from p2pdist.model.policy import NO_POLICY, PackagePolicy
 from p2pdist.store.store import BlobStore
 
@@ -135,8 +135,8 @@ class Retention:
 
     def _blobs_of(self, manifest: Digest) -> tuple[Digest, ...]:
         if manifest not in self._manifests:
-            data = self._store.read_document(manifest)
-            self._manifests[manifest] = tuple(blob.digest for blob in decode_manifest(data).blobs) if data else ()
+            stored = self._store.manifest(manifest)
+            self._manifests[manifest] = tuple(blob.digest for blob in stored.blobs) if stored is not None else ()
         return self._manifests[manifest]
 
     def _stored(self, policies: Mapping[str, tuple[PackagePolicy, tuple[Digest, ...]]]) -> list[StoredPackage]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import (
     DOCUMENT_BYTES_MAX,
@@ -51,6 +51,8 @@ from p2pdist.sealing import check_recipient, encrypted, new_key, wrap
 LEDGER = "sealed.json"
 LEDGER_BYTES_MAX = 64 << 20
 WRITE_BYTES = 1 << 20
+NOWHERE = Path("/nonexistent")
+"""The source of a blob that is at the origin."""
 
 
 class Encrypted(msgspec.Struct, frozen=True):
@@ -94,7 +96,9 @@ class _Part:
 class _Sealing:
     """One push: `key` is its own, `name` that of the key."""
 
-    def __init__(self, layout: LocalRepository, origin: Target, recipient: str, drafts: Path, reference: Reference) -> None:
+    def __init__(
+        self, layout: LocalRepository, origin: Target, recipient: str, drafts: Path, reference: Reference
+    ) -> None:
         self._layout, self._origin, self._drafts, self._reference = layout, origin, drafts, reference
         self._recipient = recipient
         self._name, self._key = new_key()
@@ -116,8 +120,7 @@ class _Sealing:
             on_bytes(blob.size)
             described = _described(known)
             lists = Descriptor(PIECES_TYPE, known.pieces, encoded_size(described.layout))
-            nowhere = self._drafts / "nowhere"
-            return _Part(described, known.key, known.package, (Item(described, nowhere), Item(lists, nowhere)))
+            return _Part(described, known.key, known.package, (Item(described, NOWHERE), Item(lists, NOWHERE)))
         path = self._layout.blob_path(blob.digest)
         if not path.exists():
             raise NotFound(
@@ -259,7 +262,7 @@ async def rewrap(
     manifest, and the tag on it; blobs stay. Returns the digest of the manifest, None where nothing
     changed."""
     check_recipient(recipient)
-    described, manifest, _ = await read_manifest(reference, [origin])
+    _, manifest, _ = await read_manifest(reference, [origin])
     if not manifest.is_sealed:
         raise UsageError(f"{reference} at {origin.url} is not encrypted")
     config = decode_sealed_config(await origin.read(manifest.config.digest), manifest)
@@ -267,10 +270,8 @@ async def rewrap(
         return None
     keys = {name: wrap(unwrapped(key), recipient) for name, key in config.keys.items()}
     new = small_item(encode_sealed_config(SealedConfig(keys, config.parts)), SEALED_CONFIG_TYPE)
-    body = small_item(
-        encode_manifest(Manifest(new.blob, (), manifest.piece_lists, manifest.parts)), MANIFEST_TYPE
-    )
-    there = [Item(blob, Path("/nonexistent")) for blob in (*manifest.blobs, *manifest.piece_lists)]
+    body = small_item(encode_manifest(Manifest(new.blob, (), manifest.piece_lists, manifest.parts)), MANIFEST_TYPE)
+    there = [Item(blob, NOWHERE) for blob in (*manifest.blobs, *manifest.piece_lists)]
     sender = Sender(origin, origin.url, sum(item.blob.size for item in (*there, new, body)), None)
     await sender.deliver([*there, new], body, reference)
-    return digest_of(encode_manifest(Manifest(new.blob, (), manifest.piece_lists, manifest.parts)))
+    return body.blob.digest
