@@ -19,10 +19,14 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from p2pdist.agent.tasks import in_thread
+from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import Corrupt, NotFound
-from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, decode_manifest, encode_manifest
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused
+from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, Reference, decode_manifest, encode_manifest
+from p2pdist.model.messages import PackageKeys
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.sealed import (
     DOCUMENTS_BYTES_MAX,
@@ -55,6 +59,8 @@ class Sealed:
     def __init__(self, store: BlobStore) -> None:
         self.store = store
         self.slots = asyncio.Semaphore(AT_ONCE)
+        self.bytes_decrypted = 0
+        """Of blobs that were opened since the start; a metric."""
         self._locks: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, digest: Digest) -> asyncio.Lock:
@@ -85,6 +91,21 @@ class Sealed:
             return self.store.trees.complete(layer.digest)
         blob = self.store.get(layer.digest)
         return blob is not None and blob.complete
+
+
+async def ask_keys(session: TrackerSession, reference: Reference) -> Mapping[str, bytes]:
+    """The keys of a sealed package, by id, from a tracker. Raises NotFound, Refused, Corrupt,
+    Unavailable."""
+    if session.connected and not session.secured:
+        raise Refused(
+            f"{reference} is encrypted, and its keys come over TLS alone",
+            remedy="Run the fleet with access: p2pdist tracker --access, p2pdist agent --join-file",
+        )
+    data = await session.get("/v1/keys", {"reference": str(reference)})
+    try:
+        return msgspec.json.decode(data, type=PackageKeys).keys
+    except UNDECODABLE:  # its words may hold a key
+        raise Corrupt(f"the tracker {session.url} sent no keys for {reference}") from None
 
 
 class Opening:
@@ -197,29 +218,31 @@ class Opening:
     async def _decrypt(self, plain: Blob, encrypted: Blob, key: bytes) -> None:
         stopped = threading.Event()
         try:
-            await asyncio.to_thread(decrypt, plain, encrypted, key, stopped)
+            self._sealed.bytes_decrypted += await asyncio.to_thread(decrypt, plain, encrypted, key, stopped)
         finally:
             stopped.set()
 
 
-def decrypt(plain: Blob, encrypted: Blob, key: bytes, stopped: threading.Event) -> None:
-    """Decrypt what is missing of a blob, and make it complete, unless `stopped`. Raises Damaged
-    where the encrypted blob changed on the disk, Corrupt where it does not open or holds something
-    else, DiskFull."""
-    layout = plain.layout
+def decrypt(plain: Blob, encrypted: Blob, key: bytes, stopped: threading.Event) -> int:
+    """Decrypt what is missing of a blob, and make it complete, unless `stopped`; returns bytes.
+    Raises Damaged where the encrypted blob changed on the disk, Corrupt where it does not open or
+    holds something else, DiskFull."""
+    layout, count = plain.layout, 0
     with plain.held(), encrypted.held():
         try:
             source = EncryptedBlob(encrypted.read_range, plain.size, key, encrypted.digest)
             for piece in plain.have.missing():
                 if stopped.is_set():
-                    return
+                    return count
                 if not plain.write(piece, source.plain(layout.offset(piece), layout.length(piece))):
                     raise Corrupt(f"{encrypted.digest} does not hold piece {piece} of {plain.digest}")
+                count += layout.length(piece)
         except Corrupt:
             if encrypted.verify(drop=True):
                 raise damaged(encrypted) from None
             raise
         plain.finish()
+    return count
 
 
 __all__ = ["Opening", "Sealed", "decrypt"]

@@ -777,7 +777,7 @@ class Mounts(msgspec.Struct, frozen=True):
 
 class PackageStatus(msgspec.Struct, frozen=True):
     """A package or single blob in the store. `complete`: all its layers are there; `last_used` is
-    in seconds since the epoch."""
+    in seconds since the epoch; `encrypted`: it came encrypted, and was opened here."""
 
     reference: str
     digest: Digest
@@ -785,6 +785,7 @@ class PackageStatus(msgspec.Struct, frozen=True):
     complete: bool
     pinned: bool
     last_used: float
+    encrypted: bool = False
 
 
 class Packages(msgspec.Struct, frozen=True):

@@ -56,8 +56,7 @@ CREATE TABLE IF NOT EXISTS images (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tags (reference TEXT PRIMARY KEY, digest TEXT NOT NULL, told REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS opened (digest TEXT PRIMARY KEY, encrypted TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS opened_manifests (sealed TEXT PRIMARY KEY, opened TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS opened (digest TEXT PRIMARY KEY, source TEXT NOT NULL, manifest INTEGER NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -229,30 +228,6 @@ class Index:
             self._database.execute("DELETE FROM blobs WHERE digest=?", (digest,))
             self._database.execute("DELETE FROM wholes WHERE digest=?", (digest,))
             self._database.execute("DELETE FROM opened WHERE digest=?", (digest,))
-
-    def opened(self) -> dict[Digest, Digest]:
-        """The encrypted blob of each blob and document that was opened."""
-        return {row[0]: row[1] for row in self._query("SELECT digest, encrypted FROM opened")}
-
-    def add_opened(self, rows: Sequence[tuple[Digest, Digest]]) -> None:
-        """Write which blobs and documents are opened, each with its encrypted blob."""
-        self._run_all("INSERT OR REPLACE INTO opened VALUES (?,?)", rows)
-
-    def remove_opened(self, digests: Iterable[Digest]) -> None:
-        """Forget that these were opened."""
-        self._run_all("DELETE FROM opened WHERE digest=?", [(digest,) for digest in digests])
-
-    def opened_manifests(self) -> dict[Digest, Digest]:
-        """The opened manifest of each sealed package that was opened."""
-        return {row[0]: row[1] for row in self._query("SELECT sealed, opened FROM opened_manifests")}
-
-    def add_opened_manifest(self, sealed: Digest, opened: Digest) -> None:
-        """Write by which manifest this host keeps a sealed package."""
-        self._run("INSERT OR REPLACE INTO opened_manifests VALUES (?,?)", (sealed, opened))
-
-    def remove_opened_manifests(self, sealed: Iterable[Digest]) -> None:
-        """Forget by which manifests these are kept."""
-        self._run_all("DELETE FROM opened_manifests WHERE sealed=?", [(digest,) for digest in sealed])
 
     # -- pins and packages
 
@@ -455,6 +430,21 @@ class Index:
                     remedy="Move the store directory away; what it held will be fetched again",
                 ) from error
             raise P2PDistError(f"the index {self._path} cannot be used: {error}", remedy="Check the disk") from error
+
+
+def opened_rows(index: Index) -> list[tuple[Digest, Digest, int]]:
+    """What was opened, from what, and 1 where a manifest is what is opened."""
+    return index._query("SELECT digest, source, manifest FROM opened")
+
+
+def add_opened(index: Index, rows: Sequence[tuple[Digest, Digest, int]]) -> None:
+    """Write what is opened, as opened_rows gives it."""
+    index._run_all("INSERT OR REPLACE INTO opened VALUES (?,?,?)", rows)
+
+
+def remove_opened(index: Index, digests: Sequence[Digest]) -> None:
+    """Forget that these were opened."""
+    index._run_all("DELETE FROM opened WHERE digest=?", [(digest,) for digest in digests])
 
 
 def _names(encoded: bytes) -> Iterator[bytes]:

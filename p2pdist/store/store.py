@@ -166,7 +166,7 @@ class Stock:
 
     def _redundant_encrypted(self) -> set[Digest]:
         """Encrypted blobs whose plaintext is here."""
-        pairs = ((self.blobs.get(digest), encrypted) for digest, encrypted in self.opened.list())
+        pairs = ((self.blobs.get(digest), encrypted) for digest, encrypted in self.opened.encrypted().items())
         return {encrypted for blob, encrypted in pairs if blob is not None and blob.complete}
 
     def evict(self, digest: Digest) -> bool:
@@ -424,12 +424,6 @@ class BlobStore:
         """A manifest, config or piece list, verified; None when it is not here."""
         return self._documents.read(parse_digest(digest))
 
-    def manifest(self, digest: Digest) -> Manifest | None:
-        """The manifest by which this host keeps a package: of a sealed one that was opened here,
-        what was opened and what is encrypted of it. None where it is not here. Raises Corrupt."""
-        data = self.read_document(self.opened.manifest(parse_digest(digest)))
-        return decode_manifest(data) if data is not None else None
-
     def document_size(self, digest: Digest) -> int:
         """The bytes of a manifest, config or piece list; 0 when it is not here."""
         return self._documents.size(digest)
@@ -503,6 +497,13 @@ def _load_pieces(root: Path, documents: Documents, digest: Digest) -> PieceList:
             f"the store {root} has lost the piece list {digest}", remedy="Remove the package and pull it again"
         )
     return PieceList.decode(data)
+
+
+def stored_manifest(store: BlobStore, digest: Digest) -> Manifest | None:
+    """The manifest by which a store keeps a package: of a sealed one that was opened here, what was
+    opened and what is encrypted of it. None where it is not here. Raises Corrupt."""
+    data = store.read_document(store.opened.manifest(parse_digest(digest)))
+    return decode_manifest(data) if data is not None else None
 
 
 def room_left(store: BlobStore) -> int:

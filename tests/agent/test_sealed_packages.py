@@ -8,7 +8,7 @@ import base64
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,8 @@ from joined_rig import Running, until
 from sealed_rig import SealedSite, holds_mark, sealed_site
 
 from p2pdist.agent.pull.packages import Package
+from p2pdist.agent.sealed import ask_keys
+from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.credentials.authority import agent_dns
 from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import digest_of
@@ -109,7 +111,7 @@ async def test_a_host_without_the_right_gets_nothing(site: SealedSite) -> None:
     session = other.agent.session
     for name in ("team-a/trainer", "team-b/trainer"):
         with pytest.raises(NotFound):
-            await session.keys(Reference(name, digest=pushed.digest))
+            await ask_keys(session, Reference(name, digest=pushed.digest))
     assert not other.agent.store.blobs()
 
 
@@ -150,19 +152,18 @@ async def test_what_was_opened_goes_to_no_other_host(site: SealedSite) -> None:
                     assert answer.status == 404
 
 
-async def test_an_open_package_needs_no_key(site: SealedSite) -> None:
+async def test_an_open_package_needs_no_key(site: SealedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that is revoked keeps what it has, and gets nothing new."""
     await site.push("team-a/trainer:v1", site.source())
     running = await site.agent("h0", "a")
     first = await opened(site, running, "team-a/trainer:v1")
     asked = []
-    keys = running.agent.session.keys
 
-    async def ask(reference: Reference) -> dict[str, bytes]:
+    async def ask(session: TrackerSession, reference: Reference) -> Mapping[str, bytes]:
         asked.append(reference)
-        return await keys(reference)
+        return await ask_keys(session, reference)
 
-    running.agent.session.keys = ask  # type: ignore[method-assign]
+    monkeypatch.setattr("p2pdist.agent.pull.packages.ask_keys", ask)
     assert (await opened(site, running, "team-a/trainer:v1")).digest == first.digest
     await site.stop_tracker()
     assert (await opened(site, running, "team-a/trainer:v1")).digest == first.digest
@@ -177,11 +178,11 @@ async def test_a_revoked_host_gets_no_key(site: SealedSite) -> None:
     reference = Reference(
         "team-a/trainer", digest=(await running.agent.session.resolve(parse_reference("team-a/trainer:v1"))).digest
     )
-    assert await running.agent.session.keys(reference)
+    assert await ask_keys(running.agent.session, reference)
     site.control.directory.set_revoked(["host:h0"])
     await until(lambda: "host:h0" in site.control.state.rules.revoked)
     with pytest.raises(P2PDistError):
-        await running.agent.session.keys(reference)
+        await ask_keys(running.agent.session, reference)
     assert (await site.pull(running, "team-a/trainer:v1")).error is not None
     assert not holds_mark(running.settings.store)
 
@@ -192,7 +193,7 @@ async def test_no_key_reaches_disk_or_log(site: SealedSite, caplog: pytest.LogCa
     running = await site.agent("h0", "a")
     await opened(site, running, "team-a/trainer:v1")
     digest = (await running.agent.session.resolve(parse_reference("team-a/trainer:v1"))).digest
-    (key,) = (await running.agent.session.keys(Reference("team-a/trainer", digest=digest))).values()
+    (key,) = (await ask_keys(running.agent.session, Reference("team-a/trainer", digest=digest))).values()
     (identity,) = site.control.directory.identities("team-a")
     secrets = [key, base64.b64encode(key), key.hex().encode(), identity.encode()]
     for path in (path for path in site.directory.rglob("*") if path.is_file()):

@@ -11,7 +11,7 @@ from p2pdist.model.manifest import Manifest, parse_reference
 from p2pdist.model.messages import CHOSEN_BYTES_MAX, Selected
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.selection import Selection
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, stored_manifest
 
 SELECTIONS_MAX = 10_000
 
@@ -32,7 +32,7 @@ class PackageNames:
         """Learn the packages of the store. Blocks."""
         for record in store.packages.list():
             try:
-                manifest = store.manifest(record.manifest_digest)
+                manifest = stored_manifest(store, record.manifest_digest)
                 if manifest is not None:
                     self.learn(record.reference, record.manifest_digest, manifest)
             except Corrupt:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from p2pdist.agent.sealed import ask_keys
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, Unsuitable
@@ -33,7 +34,7 @@ from p2pdist.model.manifest import (
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.policy import PackagePolicy
 from p2pdist.origin.contract import Origin
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, stored_manifest
 
 WAIT_S = 60.0
 """How long a new pull waits for a tracker before it fails."""
@@ -159,7 +160,7 @@ class Packages:
         """The keys of a sealed package, by id. Raises NotFound, Refused, Unavailable."""
         assert isinstance(package.reference, Reference), "an image of a registry is not sealed"
         reference = Reference(package.reference.name, digest=package.digest)
-        return await self._ask(lambda: self._session.keys(reference), None, note)
+        return await self._ask(lambda: ask_keys(self._session, reference), None, note)
 
     async def _policy(self, reference: Reference) -> PackagePolicy | None:
         """The policy of a package; None where no tracker answers in time. Raises Refused,
@@ -232,7 +233,7 @@ class Packages:
         """The descriptor of a blob that is in the store, from a package that was used here; of one
         that is there in part, and came by itself, from the store while no tracker can be asked."""
         for record in self._store.packages.list():
-            manifest = self._store.manifest(record.manifest_digest)
+            manifest = stored_manifest(self._store, record.manifest_digest)
             for layer in manifest.blobs if manifest is not None else ():
                 if layer.digest == digest:
                     return layer

@@ -455,15 +455,10 @@ class Pulls:
             try:
                 await together([*map(fetch, images.values()), trees.run()])
             except DiskFull as full:
-                self._check_fits(self._held_bytes(manifest) + trees.bytes_content + full.details["needed"])
+                self._check_fits(_held_bytes(self._store, manifest) + trees.bytes_content + full.details["needed"])
                 raise
             await asyncio.to_thread(self._store.packages.record, pull.reference, package.digest)
         return package
-
-    def _held_bytes(self, manifest: Manifest) -> int:
-        """Bytes of the blobs of a package that are held in the store, by this pull or another."""
-        blobs = (self._store.get(blob.digest) for blob in manifest.blobs)
-        return sum(blob.size for blob in blobs if blob is not None and blob.in_use)
 
     def _check_fits(self, needed: int) -> None:
         """Raises DiskFull when so many bytes would not fit into an empty store."""
@@ -487,7 +482,7 @@ class Pulls:
                 self._check_fits(layer.size)
                 blob = await self._fetch(pull, layer, asyncio.Semaphore(1), holds, whole=True)
             if pull.request.output is not None:
-                pull.output = await self._give(blob, Path(pull.request.output), pull)
+                pull.output = await _give(blob, Path(pull.request.output), pull)
 
     async def _begin_copy(self, blob: Blob, pull: Pull) -> None:
         """Begin to write the requested output, with the rights of the process that requested it."""
@@ -495,17 +490,6 @@ class Pulls:
             output = Path(pull.request.output)
             await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
             pull.copy = await pull.caller.act(lambda: blob.begin_copy(output), f"write {output}")
-
-    async def _give(self, blob: Blob, output: Path, pull: Pull) -> str:
-        """Give an output its name, and its content where that has not been written yet, with the
-        rights of the process that requested it."""
-        copy = pull.copy
-        if copy is not None and not copy.failed:
-            await pull.caller.act(copy.publish, f"write {output}")
-            return "copy"
-        with blob.held():
-            await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
-            return await pull.caller.act(lambda: blob.give(output), f"write {output}")
 
     async def _fetch(
         self,
@@ -563,6 +547,24 @@ class Pulls:
         except (Corrupt, NotFound) as error:
             return error
         return None
+
+
+async def _give(blob: Blob, output: Path, pull: Pull) -> str:
+    """Give an output its name, and its content where that has not been written yet, with the
+    rights of the process that requested it."""
+    copy = pull.copy
+    if copy is not None and not copy.failed:
+        await pull.caller.act(copy.publish, f"write {output}")
+        return "copy"
+    with blob.held():
+        await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
+        return await pull.caller.act(lambda: blob.give(output), f"write {output}")
+
+
+def _held_bytes(store: BlobStore, manifest: Manifest) -> int:
+    """Bytes of the blobs of a package that are held in the store, by this pull or another."""
+    blobs = (store.get(blob.digest) for blob in manifest.blobs)
+    return sum(blob.size for blob in blobs if blob is not None and blob.in_use)
 
 
 def _bytes_at_once(manifest: Manifest) -> int:

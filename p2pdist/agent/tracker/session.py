@@ -36,7 +36,7 @@ from p2pdist.agent.tracker.address import address_for_others
 from p2pdist.agent.tracker.attention import Attention
 from p2pdist.model.address import Vicinity, address_text, host_part
 from p2pdist.model.digest import Digest, digest_of, parse_digest
-from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Refused, Unavailable, UsageError, from_problem
+from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Bundle, Descriptor, Reference, decode_bundle
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
@@ -57,7 +57,6 @@ from p2pdist.model.messages import (
     OriginShare,
     OwnershipChanged,
     Pace,
-    PackageKeys,
     Recall,
     Reject,
     Release,
@@ -442,20 +441,6 @@ class TrackerSession:
         if digest_of(data) != digest:
             raise Corrupt(f"the tracker {self.url} sent something else for {digest}")
         return data
-
-    async def keys(self, reference: Reference) -> dict[str, bytes]:
-        """Ask the tracker for the keys of a sealed package. Raises NotFound, Refused, Corrupt,
-        Unavailable."""
-        if not self.secured:
-            raise Refused(
-                f"{reference} is encrypted, and its keys come over TLS alone",
-                remedy="Run the fleet with access: p2pdist tracker --access, p2pdist agent --join-file",
-            )
-        data = await self.get("/v1/keys", {"reference": str(reference)})
-        try:
-            return msgspec.json.decode(data, type=PackageKeys).keys
-        except UNDECODABLE:  # its words may hold a key
-            raise Corrupt(f"the tracker {self.url} sent no keys for {reference}") from None
 
     async def get(self, path: str, query: dict[str, str]) -> bytes:
         """The body of the tracker's answer to a GET. Raises the failure in its problem document,

@@ -22,7 +22,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import PACK_TYPE, SEALED_TYPE, Manifest
 from p2pdist.model.policy import NO_POLICY, PackagePolicy
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, stored_manifest
 
 OWNER = "policy:"
 SWEEP_S = 1.0
@@ -135,7 +135,7 @@ class Retention:
 
     def _blobs_of(self, manifest: Digest) -> tuple[Digest, ...]:
         if manifest not in self._manifests:
-            stored = self._store.manifest(manifest)
+            stored = stored_manifest(self._store, manifest)
             self._manifests[manifest] = tuple(blob.digest for blob in stored.blobs) if stored is not None else ()
         return self._manifests[manifest]
 

@@ -210,7 +210,7 @@ async def push_encrypted(
         raise UsageError(f"{reference} names a digest, which encrypting changes", remedy="Name the package as name:tag")
     described, manifest, _ = await read_manifest(reference, [layout])
     if manifest.encrypted:
-        raise UsageError(f"{reference} is encrypted already")
+        raise UsageError(f"{reference} is encrypted already", remedy="Push it as it is, without --encrypt-to")
     blobs, report = list(manifest.blobs), _reporter(on_progress, sum(blob.size for blob in manifest.blobs))
     with layout.draft_directory() as drafts:
         sealing = _Sealing(layout, origin, recipient, drafts, reference)
@@ -264,7 +264,9 @@ async def rewrap(
     check_recipient(recipient)
     _, manifest, _ = await read_manifest(reference, [origin])
     if not manifest.is_sealed:
-        raise UsageError(f"{reference} at {origin.url} is not encrypted")
+        raise UsageError(
+            f"{reference} at {origin.url} is not encrypted", remedy="p2pdist push --encrypt-to encrypts it"
+        )
     config = decode_sealed_config(await origin.read(manifest.config.digest), manifest)
     if all(key.recipient == recipient for key in config.keys.values()):
         return None
