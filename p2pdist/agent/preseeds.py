@@ -10,9 +10,9 @@ states a time instead, from which the difference of the two clocks gives a durat
 
 A few preseeds are fetched at a time, in the order in which the tracker asked for them.
 
-Trackers rank hosts by what they hold, so the agent also reports redundant packs: packs that it need
-not fetch, because whole trees of this host have their contents already. The store knows them
-(`redundant_packs`) and is asked every LOOK_S, in a thread.
+Trackers rank hosts by what they hold, so the agent also reports redundant packs: packs, and
+encrypted blobs, that it need not fetch, because this host has their contents already. The store
+knows them (`redundant_parts`) and is asked every LOOK_S, in a thread.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from p2pdist.agent.images.images import Images
@@ -44,7 +45,7 @@ from p2pdist.model.messages import (
     Release,
     Spares,
 )
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, redundant_parts
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class Preseeds:
         self._store, self._pulls, self._packages, self._send = store, pulls, packages, send
         self._images, self._models = images, models
         self._clock_ahead_s = clock_ahead_s
-        self._redundant = RedundantPacks(store.trees.redundant_packs, send)
+        self._redundant = RedundantPacks(partial(redundant_parts, store), send)
         self._preseeds: dict[str, _Preseed] = {}
         """By identifier."""
         self._slots = asyncio.Semaphore(AT_ONCE)

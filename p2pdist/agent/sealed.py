@@ -25,7 +25,7 @@ from p2pdist.agent.tasks import in_thread
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused
-from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, Reference, decode_manifest, encode_manifest
+from p2pdist.model.manifest import Descriptor, Manifest, Reference, decode_manifest, encode_manifest
 from p2pdist.model.messages import PackageKeys
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.sealed import (
@@ -84,13 +84,7 @@ class Sealed:
 
     def whole(self, opened: Manifest) -> bool:
         """Whether all layers of an opened package are here. Blocks."""
-        return all(map(self._is_here, opened.layers))
-
-    def _is_here(self, layer: Descriptor) -> bool:
-        if layer.media_type == TREE_TYPE:
-            return self.store.trees.complete(layer.digest)
-        blob = self.store.get(layer.digest)
-        return blob is not None and blob.complete
+        return self.store.opened.is_whole(opened, self.store.trees.complete)
 
 
 async def ask_keys(session: TrackerSession, reference: Reference) -> Mapping[str, bytes]:

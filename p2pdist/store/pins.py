@@ -8,18 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.store.index import (
-    ImageRecord,
-    Index,
-    PackageRecord,
-    TagRecord,
-    add_opened,
-    opened_rows,
-    remove_opened,
-)
+from p2pdist.store.index import ImageRecord, Index, PackageRecord, TagRecord
 
 
 class Pins:
@@ -206,71 +198,3 @@ class ImageRecords:
         """The documents that records name."""
         with self._lock:
             return {record.digest for record in self._records.values()}
-
-
-class OpenedRecords:
-    """The blobs and documents that were decrypted here, each with its encrypted blob, and the
-    manifests by which this host keeps sealed packages. Other hosts do not get these: they get what
-    is encrypted. Thread-safe; methods raise what those of Pins raise."""
-
-    def __init__(self, index: Index, lock: threading.RLock, here: Callable[[Digest], bool]) -> None:
-        """`here`: whether a blob or document is in the store; the records of others are dropped."""
-        self._index, self._lock = index, lock
-        self._encrypted: dict[Digest, Digest] = {}
-        """The encrypted blob of each blob and document that was decrypted."""
-        self._manifests: dict[Digest, Digest] = {}
-        """The opened manifest of each sealed package, by the digest of its own."""
-        gone = []
-        for digest, source, is_manifest in opened_rows(index):
-            if not here(source if is_manifest else digest):
-                gone.append(digest)
-            elif is_manifest:
-                self._manifests[digest] = source
-            else:
-                self._encrypted[digest] = source
-        if gone:
-            remove_opened(index, gone)
-
-    def __contains__(self, digest: Digest) -> bool:
-        return digest in self._encrypted
-
-    def record(self, encrypted: Mapping[Digest, Digest]) -> None:
-        """Note, before any of it is written, what is decrypted from which encrypted blob."""
-        with self._lock:
-            new = {digest: source for digest, source in encrypted.items() if self._encrypted.get(digest) != source}
-            if new:
-                add_opened(self._index, [(digest, source, 0) for digest, source in new.items()])
-                self._encrypted.update(new)
-
-    def record_manifest(self, sealed: Digest, opened: Digest) -> None:
-        """Note by which manifest, which is in the store, this host keeps a sealed package."""
-        with self._lock:
-            if self._manifests.get(sealed) != opened:
-                add_opened(self._index, [(sealed, opened, 1)])
-                self._manifests[sealed] = opened
-
-    def manifest(self, digest: Digest) -> Digest:
-        """By which manifest this host keeps a package: that of a sealed one which was opened, else
-        its own."""
-        return self._manifests.get(digest, digest)
-
-    def manifests(self) -> set[Digest]:
-        """The opened manifests."""
-        with self._lock:
-            return set(self._manifests.values())
-
-    def forget(self, digest: Digest) -> None:
-        """A blob that was opened has come as it is, too: others may get it."""
-        with self._lock:
-            if digest in self._encrypted:
-                remove_opened(self._index, [digest])
-                del self._encrypted[digest]
-
-    def removed(self, digest: Digest) -> None:
-        """A blob is gone, in the index as well."""
-        self._encrypted.pop(digest, None)
-
-    def encrypted(self) -> Mapping[Digest, Digest]:
-        """The encrypted blob of each blob and document that was decrypted."""
-        with self._lock:
-            return dict(self._encrypted)

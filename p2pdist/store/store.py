@@ -53,7 +53,8 @@ from p2pdist.store.index import Index
 from p2pdist.store.integrity import Integrity
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.files import Objects
-from p2pdist.store.pins import ImageRecords, OpenedRecords, PackageRecords, Pins, TagRecords
+from p2pdist.store.opened import OpenedRecords
+from p2pdist.store.pins import ImageRecords, PackageRecords, Pins, TagRecords
 from p2pdist.store.sync import BackgroundSync
 from p2pdist.store.trees.inventory import TreeContext, Trees
 from p2pdist.store.verify import Checked, verify
@@ -148,7 +149,8 @@ class Stock:
         idle = time.time() - PARTIAL_IDLE_S
         trees, shares = self.trees.candidates()
         roots, needed_by = {tree.digest for tree in trees}, self.trees.records.needed_by()
-        redundant, awaited = self.trees.redundant_packs() | self._redundant_encrypted(), self.trees.pulls.packs()
+        redundant = self.trees.redundant_packs() | self.opened.redundant(self.trees.complete)
+        awaited = self.trees.pulls.packs()
         blobs = [
             Candidate(
                 blob.digest,
@@ -163,11 +165,6 @@ class Stock:
             if blob.digest not in roots and (blob.complete or blob.last_used < idle or blob.digest in redundant)
         ]
         return [*trees, *blobs], shares
-
-    def _redundant_encrypted(self) -> set[Digest]:
-        """Encrypted blobs whose plaintext is here."""
-        pairs = ((self.blobs.get(digest), encrypted) for digest, encrypted in self.opened.encrypted().items())
-        return {encrypted for blob, encrypted in pairs if blob is not None and blob.complete}
 
     def evict(self, digest: Digest) -> bool:
         """Remove a blob or tree that was chosen to make room; False when it has been taken into use
@@ -282,11 +279,8 @@ class BlobStore:
             self.images = ImageRecords(self._index, self._lock)
             self.tags = TagRecords(self._index, self._lock)
             self.pins = Pins(self._index, self._lock)
-            documents = self._documents
-            self.opened = OpenedRecords(
-                self._index, self._lock, lambda digest: digest in self._blobs or digest in documents
-            )
-            documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
+            self.opened = OpenedRecords(self._index, self._lock, self._blobs, self._documents)
+            self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
             self.objects = Objects(self._paths, self._index, self._blob_context.boot)
             self.trees = Trees(self._tree_context(), self.objects)
             self._stock = Stock(
@@ -504,6 +498,12 @@ def stored_manifest(store: BlobStore, digest: Digest) -> Manifest | None:
     opened and what is encrypted of it. None where it is not here. Raises Corrupt."""
     data = store.read_document(store.opened.manifest(parse_digest(digest)))
     return decode_manifest(data) if data is not None else None
+
+
+def redundant_parts(store: BlobStore) -> set[Digest]:
+    """Packs and encrypted blobs that a store does not need: their contents are here. Blocks."""
+    opened = {part.digest for manifest in store.opened.packages() for part in manifest.parts}
+    return (store.trees.redundant_packs() - opened) | store.opened.redundant(store.trees.complete)
 
 
 def room_left(store: BlobStore) -> int:

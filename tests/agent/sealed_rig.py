@@ -89,7 +89,7 @@ class SealedSite:
             upstreams=Upstreams(()),
             hubs=Hubs(""),
         )
-        preseeds = self.service.listener = PreseedService(self.service, PreseedDatabase(""))
+        preseeds = self.preseeds = self.service.listener = PreseedService(self.service, PreseedDatabase(""))
         await preseeds.load()
         self._runner = web.AppRunner(make_app(self.service, preseeds), access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()

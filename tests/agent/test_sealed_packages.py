@@ -26,10 +26,12 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.manifest import MANIFEST_TYPE, PACK_TYPE, Descriptor, Reference, parse_reference
 from p2pdist.model.messages import MountRequest
+from p2pdist.model.preseed import PreseedRequest
 from p2pdist.package.pack import Settings
 from p2pdist.package.repository.sealed import rewrap
 from p2pdist.sealing import recipient_of, unwrap
 from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import redundant_parts
 from tracker.content import TAG_FRESH_S
 
 
@@ -374,3 +376,37 @@ async def test_a_pin_keeps_what_is_open(site: SealedSite) -> None:
     pin = await running.agent.maintenance.pin("team-a/trainer:v1")
     package = await opened(site, running, "team-a/trainer:v1")
     assert set(pin.layers) == {layer.digest for layer in package.manifest.layers}
+
+
+async def test_trackers_hear_which_encrypted_blobs_a_host_does_not_need(site: SealedSite) -> None:
+    """It has what is in them, though they went to make room; of what was opened they hear
+    nothing."""
+    await site.push("team-a/data:v1", site.source(), format="tree")
+    running = await site.agent("h0", "a")
+    package, store = await opened(site, running, "team-a/data:v1"), running.agent.store
+    encrypted = {part.digest for part in package.manifest.encrypted}
+    assert redundant_parts(store) == encrypted
+    for digest in encrypted & {blob.digest for blob in store.blobs()}:
+        store.remove(digest)
+    assert redundant_parts(store) == encrypted
+    pull = await site.pull(running, "team-a/data:v1")
+    assert pull.error is None and pull.status().bytes_cached == pull.status().bytes_total
+
+
+async def test_a_preseed_opens_a_package_and_keeps_it(site: SealedSite) -> None:
+    pushed = await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    agent = running.agent
+    await until(lambda: agent.session.connected)
+    await agent.session.resolve(parse_reference("team-a/trainer:v1"))  # binds the digest to the name
+    await site.preseeds.create(PreseedRequest(f"team-a/trainer@{pushed.digest}", id="p1", hosts=("h0",)))
+    kept = agent.preseeds._preseeds
+    await until(lambda: "p1" in kept and kept["p1"].state in ("done", "failed"))
+    assert kept["p1"].state == "done", kept["p1"].reason
+    package = await opened(site, running, "team-a/trainer:v1")
+    (layer,) = package.manifest.layers
+    assert agent.store.pins.owners(layer.digest) == {"preseed:p1"}
+    assert not agent.store.pins.owners(package.manifest.encrypted[1].digest), "it may make room"
+    await running.stop()
+    await running.start()
+    assert "p1" in running.agent.preseeds._preseeds
