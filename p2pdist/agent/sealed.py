@@ -1,10 +1,11 @@
 """Sealed packages on this host (p2pdist/model/sealed.py): what was encrypted is fetched as any
 blob, and opened into the store.
 
-A blob is decrypted piece by piece into a blob of its own, by the digest and the piece list that the
-package had before it was sealed, so every piece verifies twice: the encrypted one as it arrives,
-and the plain one as it is written. A pull that was killed goes on with the pieces that it wrote.
-The opened blobs are marked in the store before any of them is begun, and no other host gets them.
+A blob is decrypted while it arrives, piece by piece, into a blob of its own, by the digest and the
+piece list that the package had before it was sealed, so every piece verifies twice: the encrypted
+one as it arrives, and the plain one as it is written. A pull that was killed goes on with the
+pieces that it wrote. The opened blobs are marked in the store before any of them is begun, and no
+other host gets them.
 
 Keys come from the tracker, are in memory for as long as the pull that needs them, and are written
 nowhere. A package that is open on this host is shown without them.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from weakref import WeakValueDictionary
@@ -36,6 +37,7 @@ from p2pdist.model.sealed import (
     encrypted_by,
     is_opened_from,
     opened_manifest,
+    sealed_size,
 )
 from p2pdist.model.selection import Selection
 from p2pdist.sealing import EncryptedBlob, decrypted
@@ -46,8 +48,18 @@ from p2pdist.store.trees.damage import damaged
 AT_ONCE = 2
 """Blobs that are decrypted at once, each in a thread."""
 
-FetchEncrypted = Callable[[Descriptor, ExitStack], Awaitable[Blob]]
-"""Brings an encrypted blob into the store, and holds it by the stack."""
+STEP_BYTES = 4 << 20
+"""So much is decrypted by a thread at a time."""
+
+Come = Callable[[int], Awaitable[None]]
+"""Returns once a piece of a blob is here."""
+
+Follow = Callable[[Blob, Come], Awaitable[None]]
+"""Uses a blob while it arrives."""
+
+FetchEncrypted = Callable[[Descriptor, ExitStack, Follow | None], Awaitable[Blob]]
+"""Brings an encrypted blob into the store, and holds it by the stack. What follows it is called
+unless the blob is complete already."""
 
 AskKeys = Callable[[], Awaitable[Mapping[str, bytes]]]
 """Gives the keys of a package, by id."""
@@ -146,9 +158,9 @@ class Opening:
         part = self._manifest.parts[0]
         if part.size > DOCUMENTS_BYTES_MAX:
             raise Corrupt(f"the documents of an encrypted package have {part.size} bytes, over the limit")
+        key = await self._key(part)
         with ExitStack() as hold:
-            blob = await self._fetch(part, hold)
-            key = await self._key(part)
+            blob = await self._fetch(part, hold, None)
             return await asyncio.to_thread(self._store_documents, blob, key)
 
     def _store_documents(self, blob: Blob, key: bytes) -> tuple[Digest, Manifest]:
@@ -192,13 +204,13 @@ class Opening:
                 with suppress(NotFound):  # evicted this very moment
                     self._holds.enter_context(here.held())
                     return here
+            key = await self._key(part)  # a host that gets none fetches nothing
+            plain = await in_thread(partial(self._begin, blob, part), Blob.release)
+            self._holds.callback(plain.release)
             with ExitStack() as hold:  # once it is open, the encrypted one may make room
-                encrypted = await self._fetch(part, hold)
-                key = await self._key(part)
-                plain = await in_thread(partial(self._begin, blob, part), Blob.release)
-                self._holds.callback(plain.release)
-                async with self._sealed.slots:
-                    await self._decrypt(plain, encrypted, key)
+                encrypted = await self._fetch(part, hold, partial(self._follow, plain, key))
+                if not plain.complete:  # the encrypted one was here
+                    await self._follow(plain, key, encrypted, _is_here)
         return plain
 
     def _begin(self, blob: Descriptor, part: Descriptor) -> Blob:
@@ -209,25 +221,40 @@ class Opening:
             self._store.opened.record({blob.digest: part.digest})
         return self._store.begin_held(blob.digest, PieceList.decode(data))
 
-    async def _decrypt(self, plain: Blob, encrypted: Blob, key: bytes) -> None:
-        stopped = threading.Event()
+    async def _follow(self, plain: Blob, key: bytes, encrypted: Blob, piece: Come) -> None:
+        """Decrypt a blob while the encrypted one arrives."""
+        layout, come, stopped = plain.layout, 0, threading.Event()
+        missing, step = plain.have.missing(), max(1, STEP_BYTES // layout.piece_size)
         try:
-            self._sealed.bytes_decrypted += await asyncio.to_thread(decrypt, plain, encrypted, key, stopped)
+            for first in range(0, len(missing), step):
+                pieces = missing[first : first + step]
+                end = min(encrypted.size, sealed_size(layout.offset(pieces[-1] + 1)))
+                for number in range(come, encrypted.layout.covering(0, end).stop):
+                    await piece(number)
+                    come = number + 1
+                async with self._sealed.slots:
+                    count = await asyncio.to_thread(decrypt, plain, encrypted, key, pieces, stopped)
+                    self._sealed.bytes_decrypted += count
+            await asyncio.to_thread(plain.finish)
         finally:
             stopped.set()
 
 
-def decrypt(plain: Blob, encrypted: Blob, key: bytes, stopped: threading.Event) -> int:
-    """Decrypt what is missing of a blob, and make it complete, unless `stopped`; returns bytes.
-    Raises Damaged where the encrypted blob changed on the disk, Corrupt where it does not open or
-    holds something else, DiskFull."""
+async def _is_here(piece: int) -> None:
+    """Nothing: the blob is complete."""
+
+
+def decrypt(plain: Blob, encrypted: Blob, key: bytes, pieces: Sequence[int], stopped: threading.Event) -> int:
+    """Decrypt these pieces of a blob, unless `stopped`; returns bytes. Raises Damaged where the
+    encrypted blob changed on the disk, Corrupt where it does not open or holds something else,
+    DiskFull."""
     layout, count = plain.layout, 0
     with plain.held(), encrypted.held():
         try:
             source = EncryptedBlob(encrypted.read_range, plain.size, key, encrypted.digest)
-            for piece in plain.have.missing():
+            for piece in pieces:
                 if stopped.is_set():
-                    return count
+                    break
                 if not plain.write(piece, source.plain(layout.offset(piece), layout.length(piece))):
                     raise Corrupt(f"{encrypted.digest} does not hold piece {piece} of {plain.digest}")
                 count += layout.length(piece)
@@ -235,7 +262,6 @@ def decrypt(plain: Blob, encrypted: Blob, key: bytes, stopped: threading.Event) 
             if encrypted.verify(drop=True):
                 raise damaged(encrypted) from None
             raise
-        plain.finish()
     return count
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import logging
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -18,20 +20,22 @@ from joined_rig import Running, until
 from sealed_rig import SealedSite, holds_mark, sealed_site
 
 from p2pdist.agent.pull.packages import Package
-from p2pdist.agent.sealed import ask_keys
+from p2pdist.agent.sealed import Opening, Sealed, ask_keys
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.credentials.authority import agent_dns
 from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, Refused, Unavailable
-from p2pdist.model.manifest import MANIFEST_TYPE, PACK_TYPE, Descriptor, Reference, parse_reference
+from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable
+from p2pdist.model.manifest import MANIFEST_TYPE, PACK_TYPE, Descriptor, Manifest, Reference, parse_reference
 from p2pdist.model.messages import MountRequest
+from p2pdist.model.pieces import PieceList
 from p2pdist.model.preseed import PreseedRequest
 from p2pdist.package.pack import Settings
 from p2pdist.package.repository.sealed import rewrap
-from p2pdist.sealing import recipient_of, unwrap
+from p2pdist.sealing import encrypted as encrypt
+from p2pdist.sealing import new_key, recipient_of, unwrap
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.store.store import redundant_parts
+from p2pdist.store.store import BlobStore, redundant_parts
 from tracker.content import TAG_FRESH_S
 
 
@@ -288,6 +292,60 @@ async def test_an_agent_of_before_is_told_to_be_upgraded(site: SealedSite) -> No
     with pytest.raises(Refused) as caught:
         await running.agent.session.get("/v1/packages", {"reference": "team-a/trainer:v1"})
     assert "encrypted" in caught.value.what and "Upgrade" in caught.value.remedy
+
+
+async def test_a_blob_is_decrypted_while_it_arrives(tmp_path: Path) -> None:
+    data, (_, key) = os.urandom((10 << 20) + 5), new_key()
+    encrypted = b"".join(encrypt(io.BytesIO(data), len(data), key))
+    store = BlobStore(tmp_path / "store")
+    plain, whole = (
+        store.begin_held(digest_of(each), PieceList.of_stream(io.BytesIO(each), len(each)))
+        for each in (data, encrypted)
+    )
+    seen = []
+
+    async def come(piece: int) -> None:
+        seen.append(len(plain.have))
+        start = whole.layout.offset(piece)
+        whole.write(piece, encrypted[start : start + whole.layout.length(piece)])
+
+    nothing = ExitStack()
+    opening = Opening(Sealed(store), plain.digest, Manifest(DESCRIPTOR, (), ()), no_fetch, no_keys, nothing)
+    await opening._follow(plain, key, whole, come)
+    assert plain.complete and digest_of(plain.path.read_bytes()) == plain.digest
+    assert len(seen) == whole.layout.count and seen == sorted(seen)
+    assert seen[0] == 0 and seen[-1] > plain.layout.count / 2
+    for blob in (plain, whole):
+        blob.release()
+    store.close()
+
+
+async def no_fetch(part: Descriptor, hold: ExitStack, follow: object) -> Blob:
+    raise AssertionError
+
+
+async def no_keys() -> Mapping[str, bytes]:
+    raise AssertionError
+
+
+DESCRIPTOR = Descriptor("x", digest_of(b""), 0)
+
+
+async def test_a_package_whose_key_is_wrong_keeps_what_came(site: SealedSite) -> None:
+    """The encrypted blobs are what the manifest names: they are not fetched again and again."""
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+
+    async def other_keys(session: TrackerSession, reference: Reference) -> Mapping[str, bytes]:
+        return {name: bytes(32) for name in await ask_keys(session, reference)}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("p2pdist.agent.pull.packages.ask_keys", other_keys)
+        pull = await site.pull(running, "team-a/trainer:v1")
+    assert isinstance(pull.error, Corrupt) and "does not open by its key" in pull.error.what
+    assert not holds_mark(running.settings.store)
+    assert [blob.complete for blob in running.agent.store.blobs()] == [True], "the documents"
+    await opened(site, running, "team-a/trainer:v1")
 
 
 # -- what a disk does

@@ -27,7 +27,7 @@ from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.image import BLOBS_AT_ONCE, SMALL_BLOBS_AT_ONCE, FetchBlob, HubSource, ImagePull, ImageSource
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import Sources, TreePull, together
-from p2pdist.agent.sealed import Opening, Sealed
+from p2pdist.agent.sealed import Follow, Opening, Sealed
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import (
     Conflict,
@@ -500,12 +500,13 @@ class Pulls:
         *,
         whole: bool = False,
         selection: Selection | None = None,
+        follow: Follow | None = None,
     ) -> Blob:
         """Fetch one blob. `holds` holds it from then on, so that no other layer evicts it."""
         async with slots:
             with ExitStack() as hold:
                 blob, fetching = await self._held(pull, layer, selection, hold)
-                failure = await self._arrival(pull, layer, fetching, whole=whole)
+                failure = await self._arrival(pull, layer, fetching, whole=whole, follow=follow)
                 if failure is None:
                     holds.push(hold.pop_all())
                     return blob
@@ -528,16 +529,22 @@ class Pulls:
         return blob, fetching
 
     async def _arrival(
-        self, pull: Pull, layer: Descriptor, fetching: BlobPull | None, *, whole: bool
+        self, pull: Pull, layer: Descriptor, fetching: BlobPull | None, *, whole: bool, follow: Follow | None
     ) -> P2PDistError | None:
-        """Wait for a blob. Returns a failure after which nothing of the blob is worth keeping,
-        raises any other failure."""
+        """Wait for a blob, and have it followed. Returns a failure after which nothing of the blob
+        is worth keeping, raises any other failure."""
         if fetching is None:
             pull.bytes_cached += layer.size
             return None
         pull.begin_blob(fetching)
         if whole:
             await self._begin_copy(fetching.blob, pull)
+        try:
+            if follow is not None:
+                await follow(fetching.blob, fetching.piece)
+        except (Corrupt, NotFound):
+            if not _has_failed(fetching):  # the blob is what it should be, and is kept
+                raise
         try:
             # A blob that comes by another piece list than this package names is trusted only after
             # its own digest has been compared.
@@ -567,6 +574,11 @@ def _held_bytes(store: BlobStore, manifest: Manifest) -> int:
     return sum(blob.size for blob in blobs if blob is not None and blob.in_use)
 
 
+def _has_failed(fetching: BlobPull) -> bool:
+    done = fetching.done
+    return done.done() and (done.cancelled() or done.exception() is not None)
+
+
 def _bytes_at_once(manifest: Manifest) -> int:
     """Bytes that the store must hold at the same moment for a package: packs and encrypted blobs
     make room once their contents are here."""
@@ -579,8 +591,8 @@ async def _open(
     """Bring a sealed package, and open it; returns it opened."""
     store = pulls._store
 
-    async def fetch(part: Descriptor, hold: ExitStack) -> Blob:
-        return await pulls._fetch(pull, part, slots[part.layout.stripes == 1], hold)
+    async def fetch(part: Descriptor, hold: ExitStack, follow: Follow | None) -> Blob:
+        return await pulls._fetch(pull, part, slots[part.layout.stripes == 1], hold, follow=follow)
 
     async def ask() -> Mapping[str, bytes]:
         return await pulls._packages.keys(package, lambda text: setattr(pull, "note", text))
