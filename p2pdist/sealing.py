@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from p2pdist.model.errors import Corrupt, P2PDistError, Refused, UsageError
+from p2pdist.model.errors import Corrupt, P2PDistError, Refused, UsageError, printable
 from p2pdist.model.sealed import CHUNK_BYTES, KEY_BYTES, NONCE_BYTES, TAG_BYTES, WrappedKey, chunk_count, sealed_size
 
 _STORED_BYTES = CHUNK_BYTES + TAG_BYTES
@@ -145,11 +145,11 @@ def unwrap(wrapped: WrappedKey, identities: Sequence[str]) -> bytes:
         )
     except (ValueError, age.DecryptError) as error:
         raise Refused(
-            f"none of {len(identities)} identities opens a key for {wrapped.recipient[:80]}",
+            f"none of {len(identities)} identities opens a key for {printable(wrapped.recipient[:80])}",
             remedy="Name the namespace's identities, also those from before a rotation, or push the package again",
         ) from error
     if len(key) != KEY_BYTES:
-        raise Corrupt(f"a key for {wrapped.recipient[:80]} has {len(key)} bytes")
+        raise Corrupt(f"a key for {printable(wrapped.recipient[:80])} has {len(key)} bytes")
     return key
 
 

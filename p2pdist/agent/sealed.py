@@ -225,19 +225,23 @@ class Opening:
         """Decrypt a blob while the encrypted one arrives."""
         layout, come, stopped = plain.layout, 0, threading.Event()
         missing, step = plain.have.missing(), max(1, STEP_BYTES // layout.piece_size)
-        try:
-            for first in range(0, len(missing), step):
-                pieces = missing[first : first + step]
-                end = min(encrypted.size, sealed_size(layout.offset(pieces[-1] + 1)))
-                for number in range(come, encrypted.layout.covering(0, end).stop):
-                    await piece(number)
-                    come = number + 1
-                async with self._sealed.slots:
-                    count = await asyncio.to_thread(decrypt, plain, encrypted, key, pieces, stopped)
-                    self._sealed.bytes_decrypted += count
-            await asyncio.to_thread(plain.finish)
-        finally:
-            stopped.set()
+        for first in range(0, len(missing), step):
+            pieces = missing[first : first + step]
+            end = min(encrypted.size, sealed_size(layout.offset(pieces[-1] + 1)))
+            for number in range(come, encrypted.layout.covering(0, end).stop):
+                await piece(number)
+                come = number + 1
+            async with self._sealed.slots:
+                working = asyncio.ensure_future(asyncio.to_thread(decrypt, plain, encrypted, key, pieces, stopped))
+                try:
+                    self._sealed.bytes_decrypted += await asyncio.shield(working)
+                except asyncio.CancelledError:
+                    stopped.set()
+                    await asyncio.wait([working])  # the store may close after this
+                    if not working.cancelled():
+                        working.exception()
+                    raise
+        await asyncio.to_thread(plain.finish)
 
 
 async def _is_here(piece: int) -> None:

@@ -8,9 +8,11 @@ import base64
 import io
 import logging
 import os
+import subprocess
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,10 +30,13 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.manifest import MANIFEST_TYPE, PACK_TYPE, Descriptor, Manifest, Reference, parse_reference
 from p2pdist.model.messages import MountRequest
+from p2pdist.model.modelpack import FILE_PATH
 from p2pdist.model.pieces import PieceList
+from p2pdist.model.policy import PackagePolicy
 from p2pdist.model.preseed import PreseedRequest
+from p2pdist.package.modelpack import pack_model
 from p2pdist.package.pack import Settings
-from p2pdist.package.repository.sealed import rewrap
+from p2pdist.package.repository.sealed import push_encrypted, rewrap
 from p2pdist.sealing import encrypted as encrypt
 from p2pdist.sealing import new_key, recipient_of, unwrap
 from p2pdist.store.blobs.blob import Blob
@@ -213,6 +218,7 @@ async def test_no_key_reaches_disk_or_log(site: SealedSite, caplog: pytest.LogCa
 # -- keys change
 
 
+@pytest.mark.slow
 async def test_after_a_rotation_only_wraps_change(site: SealedSite) -> None:
     source = site.source()
     first = await site.push("team-a/trainer:v1", source)
@@ -468,3 +474,96 @@ async def test_a_preseed_opens_a_package_and_keeps_it(site: SealedSite) -> None:
     await running.stop()
     await running.start()
     assert "p1" in running.agent.preseeds._preseeds
+
+
+async def test_what_a_disk_changed_of_an_open_package_is_repaired(site: SealedSite) -> None:
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    store = running.agent.store
+    package = await opened(site, running, "team-a/trainer:v1")
+    (layer,) = package.manifest.layers
+    blob = store.get(layer.digest)
+    assert blob is not None
+    blob.path.chmod(0o600)
+    with blob.path.open("r+b") as file:
+        file.seek(70_000)
+        file.write(bytes(100))
+    async for verified in running.agent.verification.verify(repair=True):
+        last = verified
+    assert last.wrong == (layer.digest,) and last.repaired == ("team-a/trainer:v1",), last
+    again = store.get(layer.digest)
+    assert again is not None and digest_of(again.path.read_bytes()) == layer.digest
+    assert layer.digest in store.opened and not running.agent.registry.serves(layer.digest)
+
+
+async def test_a_policy_that_pins_pins_what_is_open(site: SealedSite) -> None:
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    agent = running.agent
+    package = await agent.packages.find(parse_reference("team-a/trainer:v1"), lambda text: None)
+    pinning = replace(package, policy=PackagePolicy("team-a/*", cache="pin"))
+    await agent.policy_pins.learned("team-a/trainer:v1", package.digest, package.manifest, pinning.policy)
+    assert not agent.store.pins.by_owner(), "nothing is open"
+    opening = await opened(site, running, "team-a/trainer:v1")
+    await agent.packages.learn_opened(pinning, agent.store.opened.manifest(package.digest), opening.manifest)
+    (layer,) = opening.manifest.layers
+    assert agent.store.pins.by_owner() == {"policy:team-a/trainer:v1": {layer.digest}}
+
+
+async def test_a_model_is_opened_file_by_file(site: SealedSite) -> None:
+    source = site.directory / "model"
+    source.mkdir()
+    for name, data in {"model.safetensors": os.urandom(200_000), "config.json": b"{}", "empty.txt": b""}.items():
+        (source / name).write_bytes(data)
+    reference = parse_reference("team-a/model:v1")
+    await pack_model(source, reference, site.layout)
+    await push_encrypted(reference, site.layout, site.origin, site.recipients["team-a"])
+    running = await site.agent("h0", "a")
+    package = await opened(site, running, "team-a/model:v1")
+    store = running.agent.store
+    for layer in package.manifest.layers:
+        data = (source / layer.annotations[FILE_PATH]).read_bytes()
+        blob = store.get(layer.digest)
+        assert not data or (blob is not None and blob.path.read_bytes() == data)
+
+
+async def test_pulls_of_one_package_open_it_once(site: SealedSite) -> None:
+    pushed = await site.push("team-a/trainer:v1", site.source(size=1_000_000))
+    running = await site.agent("h0", "a")
+    await site.origin.tag(parse_reference("team-a/trainer:v2"), Descriptor(MANIFEST_TYPE, pushed.digest, pushed.size))
+    names = ["team-a/trainer:v1", "team-a/trainer:v2", "team-a/trainer:v1"]
+    pulls = await asyncio.gather(*(site.pull(running, name) for name in names))
+    assert all(pull.error is None for pull in pulls), [pull.error for pull in pulls]
+    (layer,) = pulls[0].package.manifest.layers  # type: ignore[union-attr]
+    assert running.agent.sealed.bytes_decrypted == layer.size
+
+
+@pytest.mark.root
+async def test_a_disk_that_is_full_while_it_decrypts_says_so(site: SealedSite) -> None:
+    await site.push("team-a/trainer:v1", site.source(size=1_500_000))
+    disk = site.directory / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
+    try:
+        running = await site.agent("h0", "a", store=disk / "store")
+        filler = disk / "filler"
+        real = Opening._begin
+
+        def fill(self: Opening, blob: Descriptor, part: Descriptor) -> Blob:
+            plain = real(self, blob, part)
+            free = os.statvfs(disk)
+            filler.write_bytes(bytes(max(0, free.f_bavail * free.f_frsize - 100_000)))
+            return plain
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Opening, "_begin", fill)
+            pull = await site.pull(running, "team-a/trainer:v1")
+        assert isinstance(pull.error, DiskFull), pull.error
+        filler.unlink()
+        await opened(site, running, "team-a/trainer:v1")
+        await running.stop()
+        await running.start()
+        await opened(site, running, "team-a/trainer:v1")
+        await running.agent.stop()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)

@@ -15,7 +15,7 @@ import asyncio
 import os
 import subprocess
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 
 from p2pdist.model.digest import Digest
@@ -44,16 +44,18 @@ class SealedKeys:
         """By the identities that opened it, and the wrapped key."""
         self._printed: dict[tuple[str, ...], tuple[float, tuple[str, ...]]] = {}
         """What each command printed, and when, by the monotonic clock."""
-        self._asking = asyncio.Lock()
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By namespace: a command may take long."""
 
     async def of(self, name: str, digest: Digest) -> Mapping[str, bytes]:
         """The keys of the package `digest`, which was found under this name, by id. Raises
         NotFound, Refused, Corrupt, Unavailable."""
         rules = self._control.state.rules
-        rule = rules.sealed[rules.namespace(name)]
+        namespace = rules.namespace(name)
+        rule = rules.sealed[namespace]
         manifest = decode_manifest(await self._content.read(digest))
         config = decode_sealed_config(await self._content.read(manifest.config.digest), manifest)
-        async with self._asking:
+        async with self._asking[namespace]:
             try:
                 return await self._unwrap(rule, config.keys, fresh=False)
             except Refused:
