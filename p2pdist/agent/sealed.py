@@ -217,9 +217,12 @@ class Opening:
         data = self._store.read_document(blob.pieces_digest)
         if data is None:
             raise Corrupt(f"the piece list of {blob.digest} is gone from the store", remedy="Pull again")
+        pieces = PieceList.decode(data)
+        if pieces.layout != blob.layout:
+            raise Corrupt(f"the piece list of {blob.digest} is for a blob of another size")
         if self._store.get(blob.digest) is None:
             self._store.opened.record({blob.digest: part.digest})
-        return self._store.begin_held(blob.digest, PieceList.decode(data))
+        return self._store.begin_held(blob.digest, pieces)
 
     async def _follow(self, plain: Blob, key: bytes, encrypted: Blob, piece: Come) -> None:
         """Decrypt a blob while the encrypted one arrives."""

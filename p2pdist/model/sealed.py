@@ -126,6 +126,9 @@ def decode_contents(data: bytes, sealed: Manifest) -> Contents:
     named = {document.digest for document in manifest.documents()}
     if named != {digest_of(document) for document in plain.documents}:
         raise Corrupt(f"an encrypted package does not hold the documents of {digest}")
+    parts = {part.digest for part in sealed.parts}
+    if any(blob.digest in parts for blob in manifest.blobs):
+        raise Corrupt(f"an encrypted package names its own parts as blobs of {digest}")
     expected = [sealed_size(blob.size) for blob in manifest.blobs]
     if expected != [part.size for part in sealed.parts[1:]]:
         raise Corrupt(f"an encrypted package does not hold the blobs of {digest}")
