@@ -28,7 +28,15 @@ from p2pdist.credentials.authority import agent_dns
 from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable
-from p2pdist.model.manifest import MANIFEST_TYPE, PACK_TYPE, Descriptor, Manifest, Reference, parse_reference
+from p2pdist.model.manifest import (
+    MANIFEST_TYPE,
+    PACK_TYPE,
+    Descriptor,
+    Manifest,
+    Reference,
+    decode_manifest,
+    parse_reference,
+)
 from p2pdist.model.messages import MountRequest
 from p2pdist.model.modelpack import FILE_PATH
 from p2pdist.model.pieces import PieceList
@@ -354,6 +362,20 @@ async def test_a_package_whose_key_is_wrong_keeps_what_came(site: SealedSite) ->
     await opened(site, running, "team-a/trainer:v1")
 
 
+async def test_wrong_bytes_of_storage_are_told_and_dropped(site: SealedSite) -> None:
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    await until(lambda: running.agent.session.connected)
+    found = await running.agent.session.resolve(parse_reference("team-a/trainer:v1"))
+    part = decode_manifest(await site.origin.read(found.digest)).parts[1]
+    path = site.origin_path / "blobs" / "sha256" / part.digest.partition(":")[2]
+    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+    pull = await site.pull(running, "team-a/trainer:v1")
+    assert isinstance(pull.error, Corrupt) and part.digest in pull.error.what, pull.error
+    assert not holds_mark(running.settings.store)
+    await until(lambda: running.agent.store.get(part.digest) is None)
+
+
 # -- what a disk does
 
 
@@ -409,6 +431,10 @@ async def test_encrypted_blobs_make_room_once_they_are_open(site: SealedSite) ->
     running = await site.agent("h0", "a", capacity_bytes=1_300_000)
     store = running.agent.store
     first = await opened(site, running, "team-a/p1:v1")
+    served = store.get(first.manifest.encrypted[1].digest)
+    assert served is not None
+    with served.held():
+        pass  # it was used last
     second = await opened(site, running, "team-a/p2:v1")
     for package in (first, second):
         assert all(store.get(layer.digest) for layer in package.manifest.layers)
