@@ -26,7 +26,7 @@ from p2pdist.agent.tasks import in_thread
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused
-from p2pdist.model.manifest import Descriptor, Manifest, Reference, decode_manifest, encode_manifest
+from p2pdist.model.manifest import Descriptor, Manifest, Reference, encode_manifest
 from p2pdist.model.messages import PackageKeys
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.sealed import (
@@ -87,9 +87,8 @@ class Sealed:
         been evicted since, with its digest. A package whose keys were wrapped anew is the same.
         Blocks."""
         records = self.store.opened
-        for opened in dict.fromkeys((records.manifest(digest), *records.manifests())):
-            data = self.store.read_document(opened)
-            if data is not None and is_opened_from(manifest := decode_manifest(data), sealed):
+        for opened, manifest in records.packages().items():
+            if is_opened_from(manifest, sealed) and self.store.document_size(opened):
                 records.record_manifest(digest, opened)
                 return opened, manifest
         return None

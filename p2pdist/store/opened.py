@@ -86,13 +86,13 @@ class OpenedRecords:
         with self._lock:
             return dict(self._encrypted)
 
-    def packages(self) -> list[Manifest]:
-        """The opened manifests whose documents are here. Blocks."""
+    def packages(self) -> dict[Digest, Manifest]:
+        """The opened manifests whose documents are here, by digest. Blocks."""
         manifests = self.manifests()
         for digest in manifests - self._decoded.keys():
             if (data := self._documents.read(digest)) is not None:
                 self._decoded[digest] = decode_manifest(data)
-        return [self._decoded[digest] for digest in manifests if digest in self._decoded]
+        return {digest: self._decoded[digest] for digest in manifests if digest in self._decoded}
 
     def redundant(self, whole: Callable[[Digest], bool]) -> set[Digest]:
         """Encrypted blobs that serve other hosts alone: what is in them is here. `whole`: whether a
@@ -102,7 +102,7 @@ class OpenedRecords:
             blob = self._blobs.get(digest)
             if blob is not None and blob.complete:
                 found.add(encrypted)
-        for manifest in self.packages():
+        for manifest in self.packages().values():
             if self.is_whole(manifest, whole):
                 found.update(part.digest for part in manifest.encrypted)
         return found

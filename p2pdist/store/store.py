@@ -502,7 +502,7 @@ def stored_manifest(store: BlobStore, digest: Digest) -> Manifest | None:
 
 def redundant_parts(store: BlobStore) -> set[Digest]:
     """Packs and encrypted blobs that a store does not need: their contents are here. Blocks."""
-    opened = {part.digest for manifest in store.opened.packages() for part in manifest.parts}
+    opened = {part.digest for manifest in store.opened.packages().values() for part in manifest.parts}
     return (store.trees.redundant_packs() - opened) | store.opened.redundant(store.trees.complete)
 
 

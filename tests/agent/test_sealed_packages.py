@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import logging
 import os
 import subprocess
@@ -72,6 +73,7 @@ async def test_an_image_is_opened_on_hosts_and_nowhere_else(site: SealedSite) ->
     path = first.agent.store.get(layer.digest).path
     assert digest_of(path.read_bytes()) == layer.digest
     assert path.read_bytes() == site.layout.blob_path(layer.digest).read_bytes()
+    assert holds_mark(first.settings.store) == [path], "what it serves is ciphertext"
     second = await site.agent("h1", "a")
     pull = await site.pull(second, "team-a/trainer:v1")
     assert pull.error is None and pull.status().bytes_peers == pull.status().bytes_total
@@ -219,8 +221,16 @@ async def test_no_key_reaches_disk_or_log(site: SealedSite, caplog: pytest.LogCa
         if not path.name.startswith("sealed-team-a"):
             assert not any(secret in path.read_bytes() for secret in secrets), path
     assert not any(secret.decode("latin-1") in caplog.text for secret in secrets)
-    noted = [record.getMessage() for record in caplog.records if '"event": "keys"' in record.getMessage()]
-    assert noted and "agent:h0" in noted[0] and "team-a/trainer" in noted[0]
+    other = await site.agent("h1", "b")
+    await until(lambda: other.agent.session.connected)
+    with pytest.raises(NotFound):
+        await ask_keys(other.agent.session, Reference("team-a/trainer", digest=digest))
+    noted = [json.loads(record.getMessage()) for record in caplog.records if '"event": "keys"' in record.getMessage()]
+    assert {(line["identity"], line["outcome"] == "done") for line in noted} == {
+        ("agent:h0", True),
+        ("agent:h1", False),
+    }
+    assert all("team-a/trainer" in line["object"] for line in noted)
 
 
 # -- keys change
@@ -449,8 +459,9 @@ async def test_a_package_that_does_not_fit_open_says_so(site: SealedSite) -> Non
     assert not holds_mark(running.settings.store)
 
 
-async def test_a_package_is_removed_with_what_was_opened(site: SealedSite) -> None:
-    await site.push("team-a/trainer:v1", site.source())
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+async def test_a_package_is_removed_with_what_was_opened(site: SealedSite, form: Literal["squashfs", "tree"]) -> None:
+    await site.push("team-a/trainer:v1", site.source(), format=form)
     running = await site.agent("h0", "a")
     package = await opened(site, running, "team-a/trainer:v1")
     (status,) = await running.agent.inventory.packages()

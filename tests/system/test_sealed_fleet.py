@@ -13,6 +13,7 @@ import programs
 import pytest
 from site_rig import Agent, Site, free_port, running_site, until
 
+from p2pdist.model.errors import Refused
 from p2pdist.model.manifest import decode_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
@@ -87,6 +88,7 @@ def test_an_encrypted_package_runs_on_hosts_that_may(fleet: SealedFleet, tmp_pat
     agents = [fleet.agent(name).start() for name in ("h0", "h1")]
     for agent in agents:
         assert MARK.decode() == fleet.out("run", "--socket", str(agent.socket), "team-a/x:v1", "note")
+    assert MARK.decode() == fleet.out("run", "--lazy", "--socket", str(agents[0].socket), "team-a/x:v1", "note")
     listed = json.loads(fleet.out("ls", "--socket", str(agents[0].socket), "--json"))
     assert {entry["encrypted"] for entry in listed} == {True}
     assert "encrypted" in fleet.out("ls", "--at-origin", "--origin", f"file://{fleet.site.layout}", "--json")
@@ -116,6 +118,18 @@ def test_an_encrypted_package_runs_on_hosts_that_may(fleet: SealedFleet, tmp_pat
     assert MARK.decode() == fleet.out("run", "--socket", str(late.socket), "team-a/x:v1", "note")
     logs = b"".join(log.read_bytes() for log in fleet.site.directory.glob("*.log"))
     assert b"AGE-SECRET" not in logs and MARK not in logs
+
+
+def test_a_fleet_without_access_opens_nothing(fleet: SealedFleet, tmp_path: Path) -> None:
+    fleet.push("team-a/x:v1", source(tmp_path / "source", MIB), "squashfs")
+    (tmp_path / "open").mkdir()
+    with running_site(tmp_path / "open", tracker=False) as site:
+        words = ["tracker", "--listen", f"127.0.0.1:{site.tracker_port}", "--origin", f"file://{fleet.site.layout}"]
+        site.spawn(words, site.directory / "tracker.log")
+        agent = Agent(site, "h0").start()
+        with pytest.raises(Refused, match="over TLS alone"):
+            agent.pull(package="team-a/x:v1")
+        assert not any(MARK in path.read_bytes() for path in agent.store.rglob("*") if path.is_file())
 
 
 def test_an_agent_that_is_killed_while_it_decrypts_goes_on(fleet: SealedFleet, tmp_path: Path) -> None:

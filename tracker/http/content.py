@@ -162,11 +162,11 @@ async def keys(request: web.Request) -> web.Response:
     access = request.app[SERVICE].access
     if access is None:
         raise NotFound("this tracker runs without access control", remedy="Start it with --access")
-    digest = (await readable_package(request, reference)).digest
     note = partial(
         access.control.audit.note, "keys", identity=identity, address=request.remote or "", subject=f"{reference}"
     )
     try:
+        digest = (await readable_package(request, reference)).digest
         opened = await access.sealed.of(reference.name, digest)
     except P2PDistError as error:
         note(outcome=error.what)
