@@ -44,7 +44,8 @@ from p2pdist.model.pieces import PieceList
 from p2pdist.model.policy import PackagePolicy
 from p2pdist.model.preseed import PreseedRequest
 from p2pdist.package.modelpack import pack_model
-from p2pdist.package.pack import Settings
+from p2pdist.package.pack import Settings, pack
+from p2pdist.package.repository.push import push
 from p2pdist.package.repository.sealed import push_encrypted, rewrap
 from p2pdist.sealing import encrypted as encrypt
 from p2pdist.sealing import new_key, recipient_of, unwrap
@@ -307,6 +308,23 @@ async def test_a_name_without_a_key_says_what_to_do(site: SealedSite) -> None:
     await site.push("team-c/x:v1", site.source())
     pull = await site.pull(await site.agent("h0"), "team-c/x:v1")
     assert isinstance(pull.error, NotFound) and "p2pdist key create" in pull.error.remedy
+
+
+async def test_a_namespace_may_require_encryption(site: SealedSite) -> None:
+    source = site.source()
+    for reference in ("team-a/x:v1", "team-b/x:v1"):
+        await pack(source, parse_reference(reference), site.layout, level=1)
+        await push(parse_reference(reference), site.layout, site.origin)
+    await site.push("team-a/y:v1", source)
+    text = site.control.directory.path.read_text()
+    site.write_access(text.replace('key = "team-a"', 'key = "team-a"\nrequired = true'))
+    await until(lambda: site.control.state.rules.requires_sealed("team-a/x"))
+    running = await site.agent("h0")
+    pull = await site.pull(running, "team-a/x:v1")
+    assert isinstance(pull.error, Refused) and "--encrypt-to" in pull.error.remedy
+    assert not running.agent.store.blobs()
+    for reference in ("team-a/y:v1", "team-b/x:v1"):
+        await opened(site, running, reference)
 
 
 async def test_an_agent_of_before_is_told_to_be_upgraded(site: SealedSite) -> None:

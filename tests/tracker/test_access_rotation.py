@@ -68,7 +68,19 @@ def test_the_file_that_is_made_states_what_its_comments_say() -> None:
     commented = "\n".join(
         line.removeprefix("# ")
         if line.startswith(
-            ("# [", "# authorities", "# read", '# "', "# mount", "# issuer", "# aud", "# map", "# key", "# identity")
+            (
+                "# [",
+                "# authorities",
+                "# read",
+                '# "',
+                "# mount",
+                "# issuer",
+                "# aud",
+                "# map",
+                "# key",
+                "# required",
+                "# identity",
+            )
         )
         else line
         for line in TEMPLATE.splitlines()

@@ -81,6 +81,7 @@ read = ["*"]
 # its recipient; with identity-command a command prints the identity, such as one that asks a KMS for it.
 # [sealed."team-a/*"]
 # key = "team-a"
+# required = true             # hosts get no package of it that is not encrypted
 # [sealed."team-b/*"]
 # identity-command = ["/usr/local/bin/kms-decrypt", "/etc/p2pdist/team-b.identity.enc"]
 
@@ -112,10 +113,12 @@ class CertificatesDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
 class SealedDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """One namespace of sealed packages: its key is in files of the access directory (`key`), or a
-    command prints its age identities, the present one first."""
+    command prints its age identities, the present one first. `required`: hosts get no other
+    packages of the namespace."""
 
     key: str = ""
     identity_command: tuple[str, ...] = ()
+    required: bool = False
 
 
 class OidcDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,6 +170,12 @@ class AccessRules:
     authority_files: tuple[str, ...] = ()
     sealed: Mapping[str, SealedDocument] = field(default_factory=dict)
     """The namespaces of sealed packages, by pattern."""
+
+    def requires_sealed(self, name: str) -> bool:
+        """Whether packages of this name must be sealed."""
+        return bool(self.sealed) and any(
+            rule.required for pattern, rule in self.sealed.items() if Patterns((pattern,)).match(name)
+        )
 
     def namespace(self, name: str) -> str:
         """The pattern of the namespace whose key opens packages of this name: the longest that

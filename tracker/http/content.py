@@ -144,12 +144,19 @@ def _source(request: web.Request) -> Content:
     return request.app[SERVICE].content
 
 
-async def _require_opener(request: web.Request, reference: Reference, digest: Digest) -> None:
-    """Raises Refused for an agent of a release that would take an encrypted package for another."""
-    service = request.app[SERVICE]
-    if service.access is None or request.query.get("sealed") == "1" or identity_of(request).kind != "agent":
+async def _require_form(request: web.Request, reference: Reference, digest: Digest) -> None:
+    """Raises Refused for a package that must be encrypted and is not; and, where it is, for an
+    agent of a release that would take it for another."""
+    service, identity = request.app[SERVICE], identity_of(request)
+    if service.access is None or not (rules := service.access.control.state.rules).sealed:
         return
-    if service.access.control.state.rules.sealed and decode_manifest(await service.content.read(digest)).is_sealed:
+    sealed = decode_manifest(await service.content.read(digest)).is_sealed
+    if not sealed and rules.requires_sealed(reference.name):
+        raise Refused(
+            f"{reference} is not encrypted, and its namespace takes no other packages",
+            remedy="Push it with p2pdist push --encrypt-to RECIPIENT; p2pdist key list prints the recipient",
+        )
+    if sealed and identity.kind == "agent" and request.query.get("sealed") != "1":
         raise Refused(
             f"{reference} is encrypted, and the release of this agent cannot open it", remedy="Upgrade the agent"
         )
@@ -189,7 +196,7 @@ async def package(request: web.Request) -> web.StreamResponse:
     source = _source(request)
     reference = parse_reference(request.query.get("reference", ""))
     digest = (await readable_package(request, reference)).digest
-    await _require_opener(request, reference, digest)
+    await _require_form(request, reference, digest)
     policy_headers = await policy_header(request, reference, digest)
     await tell_others(request, Known(reference.name, digest))
     response = web.StreamResponse(headers={"Content-Type": BUNDLE_TYPE, **policy_headers})
