@@ -26,6 +26,9 @@ ROOM_BYTES = 1 << 20
 """What the files of the index need to grow."""
 
 _VERSION = 4
+_OPENED_VERSION = _VERSION + 1
+"""Of a store with something that was decrypted: earlier releases would give it to other hosts."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blobs (
     digest TEXT PRIMARY KEY, size INTEGER NOT NULL, piece_size INTEGER NOT NULL, pieces_digest TEXT NOT NULL,
@@ -156,7 +159,7 @@ class Index:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        if version not in range(_VERSION + 1):  # 1 had no documents, 2 no trees, 3 no pages of trees
+        if version not in range(_OPENED_VERSION + 1):  # 1 had no documents, 2 no trees, 3 no pages of trees
             raise P2PDistError(
                 f"the store {self._path.parent} was made by another release (index version {version})",
                 remedy="Use that release, or another store directory",
@@ -164,7 +167,8 @@ class Index:
         self._database.executescript(_SCHEMA)
         if not any(row[1] == "pages" for row in self._database.execute("PRAGMA table_info(trees)")):
             self._database.execute("ALTER TABLE trees ADD COLUMN pages BLOB NOT NULL DEFAULT x''")
-        self._database.execute(f"PRAGMA user_version={_VERSION}")
+        opened = self._database.execute("SELECT EXISTS (SELECT 1 FROM opened)").fetchone()[0]
+        self._database.execute(f"PRAGMA user_version={_OPENED_VERSION if opened else _VERSION}")
 
     def close(self) -> None:
         with self._failures(), self._lock:
@@ -438,7 +442,9 @@ def opened_rows(index: Index) -> list[tuple[Digest, Digest, int]]:
 
 
 def add_opened(index: Index, rows: Sequence[tuple[Digest, Digest, int]]) -> None:
-    """Write what is opened, as opened_rows gives it."""
+    """Write what is opened, as opened_rows gives it. From then on releases that would serve it
+    refuse the store."""
+    index._run(f"PRAGMA user_version={_OPENED_VERSION}", ())
     index._run_all("INSERT OR REPLACE INTO opened VALUES (?,?,?)", rows)
 
 
