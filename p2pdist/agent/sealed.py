@@ -196,8 +196,11 @@ class Opening:
         """A layer or part, opened and held. Raises what fetching raises, Corrupt, Damaged,
         DiskFull."""
         assert selection is None, "a part of an encrypted pack is not fetched alone"
-        part = self._encrypted[blob.digest]
-        async with self._sealed.lock(blob.digest):
+        part, lock = self._encrypted[blob.digest], self._sealed.lock(blob.digest)
+        if lock.locked():  # by a pull that may wait longer than this one does
+            with ExitStack() as hold:
+                await self._fetch(part, hold, None)
+        async with lock:
             here = self._store.get(blob.digest)
             if here is not None and here.complete and here.pieces_digest == blob.pieces_digest:
                 with suppress(NotFound):  # evicted this very moment
@@ -269,6 +272,3 @@ def decrypt(plain: Blob, encrypted: Blob, key: bytes, pieces: Sequence[int], sto
                 raise damaged(encrypted) from None
             raise
     return count
-
-
-__all__ = ["Opening", "Sealed", "decrypt"]

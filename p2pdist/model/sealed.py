@@ -30,7 +30,7 @@ from msgspec import Meta
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, Corrupt
-from p2pdist.model.manifest import SEALED_MAX, Descriptor, Manifest, decode_manifest, encode_manifest
+from p2pdist.model.manifest import SEALED_MAX, Descriptor, Manifest, decode_manifest
 
 SEALED_CONFIG_TYPE = "application/vnd.p2pdist.sealed.config.v1+json"
 
@@ -121,8 +121,8 @@ def decode_contents(data: bytes, sealed: Manifest) -> Contents:
     except UNDECODABLE as error:
         raise Corrupt("what an encrypted package holds first are no documents") from error
     manifest, digest = decode_manifest(plain.manifest), digest_of(plain.manifest)
-    if manifest.encrypted:
-        raise Corrupt(f"the package {digest} was encrypted twice")
+    if manifest.encrypted or not manifest.layers:
+        raise Corrupt(f"what was encrypted as the package {digest} is none")
     named = {document.digest for document in manifest.documents()}
     if named != {digest_of(document) for document in plain.documents}:
         raise Corrupt(f"an encrypted package does not hold the documents of {digest}")
@@ -151,8 +151,3 @@ def encrypted_by(manifest: Manifest) -> Mapping[Digest, Descriptor]:
     """The encrypted blob of each layer and part of an opened manifest."""
     plain = [blob for blob in manifest.blobs if blob not in manifest.encrypted]
     return {blob.digest: part for blob, part in zip(plain, manifest.encrypted[1:], strict=True)}
-
-
-def digest_of_manifest(manifest: Manifest) -> Digest:
-    """The digest of a manifest that this host makes."""
-    return digest_of(encode_manifest(manifest))

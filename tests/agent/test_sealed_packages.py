@@ -38,7 +38,7 @@ from p2pdist.model.manifest import (
     decode_manifest,
     parse_reference,
 )
-from p2pdist.model.messages import MountRequest
+from p2pdist.model.messages import MountRequest, PullRequest
 from p2pdist.model.modelpack import FILE_PATH
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.policy import PackagePolicy
@@ -591,6 +591,23 @@ async def test_pulls_of_one_package_open_it_once(site: SealedSite) -> None:
     assert all(pull.error is None for pull in pulls), [pull.error for pull in pulls]
     (layer,) = pulls[0].package.manifest.layers  # type: ignore[union-attr]
     assert running.agent.sealed.bytes_decrypted == layer.size
+
+
+async def test_a_start_does_not_wait_at_the_pace_of_a_preseed(site: SealedSite) -> None:
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a", download_bytes_s=50_000)
+    agent = running.agent
+    agent.pulls.start(PullRequest(package="team-a/trainer:v1", priority="preseed"))
+    large = []
+
+    def found() -> bool:
+        large[:] = [pull for pull in agent.registry._fetching.values() if pull.blob.size > 200_000]
+        return bool(large)
+
+    await until(found)
+    assert large[0].priority == "preseed"
+    agent.pulls.start(PullRequest(package="team-a/trainer:v1"))
+    await until(lambda: large[0].priority == "start")
 
 
 @pytest.mark.root
