@@ -20,7 +20,7 @@ from typing import Literal
 import pytest
 from aiohttp import ClientSession, TCPConnector
 from joined_rig import Running, until
-from sealed_rig import SealedSite, holds_mark, sealed_site
+from sealed_rig import MARK, SealedSite, holds_mark, sealed_site
 
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.sealed import Opening, Sealed, ask_keys
@@ -36,6 +36,7 @@ from p2pdist.model.manifest import (
     Manifest,
     Reference,
     decode_manifest,
+    encode_manifest,
     parse_reference,
 )
 from p2pdist.model.messages import MountRequest, PullRequest
@@ -388,6 +389,27 @@ async def test_a_package_whose_key_is_wrong_keeps_what_came(site: SealedSite) ->
     assert not holds_mark(running.settings.store)
     assert [blob.complete for blob in running.agent.store.blobs()] == [True], "the documents"
     await opened(site, running, "team-a/trainer:v1")
+
+
+async def test_blobs_of_one_key_cannot_stand_for_each_other(site: SealedSite) -> None:
+    """Whoever may write at the origin changes their places in the manifest: each opens by the key,
+    and holds other pieces than its place names."""
+    source = site.directory / "model"
+    source.mkdir()
+    for name in ("one.safetensors", "two.safetensors"):
+        (source / name).write_bytes(MARK + os.urandom(200_000))
+    reference = parse_reference("team-a/model:v1")
+    await pack_model(source, reference, site.layout)
+    await push_encrypted(reference, site.layout, site.origin, site.recipients["team-a"])
+    manifest = decode_manifest(await site.origin.read((await site.origin.resolve(reference)).digest))
+    documents, one, two = manifest.parts
+    body = encode_manifest(replace(manifest, parts=(documents, two, one)))
+    digest = await site.origin.write_document(body)
+    await site.origin.tag(reference, Descriptor(MANIFEST_TYPE, digest, len(body)))
+    running = await site.agent("h0", "a")
+    pull = await site.pull(running, "team-a/model:v1")
+    assert isinstance(pull.error, Corrupt) and "does not hold piece 0" in pull.error.what, pull.error
+    assert not holds_mark(running.settings.store)
 
 
 async def test_wrong_bytes_of_storage_are_told_and_dropped(site: SealedSite) -> None:
