@@ -101,12 +101,13 @@ TYPICAL_WEIGHT = 1 / 16
 def silent_parents(
     swarm: Swarm, child: Member, asked_at: Mapping[str, float], *, interval_s: float, now: float
 ) -> list[str]:
-    """Parents that are to be taken for absent, since this child of theirs stands still and they do
-    not report. `asked_at`: since when hosts have been asked to report often."""
+    """Parents that are to be taken for absent, since this child of theirs stands still, or left
+    them for that, and they do not report. `asked_at`: since when hosts have been asked to report
+    often."""
     limit_s = max(SILENT_MIN_S, SILENT_INTERVALS * interval_s)
     silent = []
     for stripe, name in enumerate(child.parents):
-        if not name or now - child.moved_at[stripe] < STILL_S:
+        if not name or ((stripe, child.host) not in swarm.edges.left and now - child.moved_at[stripe] < STILL_S):
             continue
         parent = swarm.members[name]
         asked = asked_at.get(name, now)

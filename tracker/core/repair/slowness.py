@@ -38,7 +38,7 @@ from tracker.core.monitor.progress import (
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import relocate
 from tracker.core.policy.book import PolicyBook
-from tracker.core.repair.remedies import AVOID_S, GIVES_S
+from tracker.core.repair.remedies import AVOID_S, GIVES_S, call_back
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
 
@@ -83,6 +83,8 @@ class Slowness:
             member.clear_lags()
             return
         self._silence(swarm, member, interval_s=interval_s, now=now)
+        if swarm.edges.left and call_back(swarm, member, now=now):
+            self.schedule.ask(swarm.key, "goes back", now)
         if self.policies.limits_rate(swarm.blob) or member.site in swarm.wan.paced or member.site in swarm.wan.waiting:
             return
         member.count_fair_report(member.slow_receiver and self._fair(swarm, member))
