@@ -31,7 +31,7 @@ LATE_SHARE = 0.4
 """Of two hosts one may fall silent, and is judged."""
 
 HELD_MAX_S = 6.0
-COUNT_S, COUNT_PART = 0.25, 8
+COUNT_S, COUNT_PART = 0.25, 4
 """How often the hosts are counted that are to report: as long as they report once in several
 seconds, in each such part of them."""
 

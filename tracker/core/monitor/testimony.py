@@ -269,13 +269,13 @@ class Testimony:
     def _add(self, swarm: Swarm, member: Member, hosts: Mapping[str, Host], mark: _Mark, now: float) -> None:
         """Add what came in a stretch, by each stream that ran all the time."""
         seconds = max(now - mark.at, REPORT_MIN_S)
-        typical, totals, attached_at, far = swarm.typical_rate, swarm.totals, member.attached_at, SITE_END in member.zone
+        typical, totals, far = swarm.typical_rate, swarm.totals, SITE_END in member.zone
         ran = [
             (stripe, parent, max(0, count - mark.counts[stripe]) / typical)
             for stripe, (parent, count) in enumerate(zip(member.parents, member.counts, strict=True))
             if parent is not None
             and parent == mark.parents[stripe]
-            and attached_at[stripe] <= mark.at
+            and member.attached_at[stripe] <= mark.at
             and count < totals[stripe]
             and not (far and imports(swarm, member, stripe))
         ]
