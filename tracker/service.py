@@ -360,7 +360,7 @@ class Service:
     def submit(self, event: Event) -> None:
         """Hand an event to the core and queue what it answers."""
         if isinstance(event, Received):
-            if not isinstance(event.message, Report) and self._told(event):  # most are reports
+            if not isinstance(event.message, Report) and _told(self, event):  # most are reports
                 return
             if self.access is not None:
                 admitted = self._admitted(self.access, event)
@@ -402,24 +402,6 @@ class Service:
         self.history.collect()
         if planned:
             self.observe_plan(time.perf_counter() - started)
-
-    def _told(self, event: Received) -> bool:
-        """Whether a message is not the core's. What is said of preseeds and spare blobs is the
-        listener's."""
-        match event.message:
-            case Kept() | Spares() as message:
-                host = self._at_home(event.session)
-                if self.listener is not None and host is not None:
-                    self.listener.heard(host, message)
-            case Condition() | Evicted() as message:
-                if (host := self._at_home(event.session)) is not None:
-                    self.desk.heard(host, message)
-            case EpochSeen(epoch):
-                known = self.fleet.hosts.get(self._names.get(event.session, ""))
-                self.heard_epoch(epoch, known.voter if known is not None else "")
-            case _:
-                return False
-        return True
 
     def _completed(self, session: int, message: FromTracker) -> FromTracker:
         """A message of the core with what the core does not know."""
@@ -489,3 +471,22 @@ class Service:
                 self.ticks += 1
             except Exception:
                 logger.exception("a tick failed")
+
+
+def _told(service: Service, event: Received) -> bool:
+    """Whether a message is not the core's. What is said of preseeds and spare blobs is the
+    listener's."""
+    match event.message:
+        case Kept() | Spares() as message:
+            host = service._at_home(event.session)
+            if service.listener is not None and host is not None:
+                service.listener.heard(host, message)
+        case Condition() | Evicted() as message:
+            if (host := service._at_home(event.session)) is not None:
+                service.desk.heard(host, message)
+        case EpochSeen(epoch):
+            known = service.fleet.hosts.get(service._names.get(event.session, ""))
+            service.heard_epoch(epoch, known.voter if known is not None else "")
+        case _:
+            return False
+    return True
