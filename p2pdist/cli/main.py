@@ -126,6 +126,8 @@ class Verbs(click.Group):
         if cmd_name not in VERBS or importlib.util.find_spec(_module(cmd_name)) is None:
             return None
         command = importlib.import_module(_module(cmd_name)).command
+        if "asyncio" in sys.modules:
+            importlib.import_module("p2pdist.cli.output").silence_event_loop()
         assert isinstance(command, click.Command)
         if not getattr(command, "prepared", False):
             _prepare(command, (cmd_name,))
@@ -180,7 +182,6 @@ class Verbs(click.Group):
         _conceal(given)
         if "_P2PDIST_COMPLETE" not in os.environ:
             _name_misspelt(given)
-        _silence_event_loop()
         code: Any = 0
         failure: BaseException | None = None
         try:
@@ -209,15 +210,6 @@ def _take_signals(given: Sequence[str]) -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, _interrupt)
-
-
-def _silence_event_loop() -> None:
-    """Keep from the terminal what asyncio says of tasks that a failure left behind: the failure is
-    reported. A daemon's log has it."""
-    import logging
-
-    if os.environ.get("P2PDIST_DEBUG") != "1":
-        logging.getLogger("asyncio").addHandler(logging.NullHandler())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

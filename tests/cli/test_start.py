@@ -8,6 +8,7 @@ from pathlib import Path
 
 LATE = {
     "asyncio",
+    "logging",
     "ssl",
     "ctypes",
     "difflib",
