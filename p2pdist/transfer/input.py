@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -65,8 +64,8 @@ class InputBook:
     def __init__(self, total_max: int = INPUT_BYTES_MAX) -> None:
         self._total_max, self._address_max = total_max, int(total_max * ADDRESS_SHARE)
         self.total = 0
-        self._bytes: Counter[str] = Counter()
-        """By address."""
+        self._bytes: dict[str, int] = {}
+        """By address; of none that has none."""
         self._halves: dict[str, dict[Input, None]] = {}
         """By address the connections with something half, the one first that has waited longest."""
         self._warned_at = -WARN_S
@@ -74,27 +73,31 @@ class InputBook:
     def changed(self, connection: Input, by: int, *, half: bool) -> None:
         """A connection keeps `by` bytes more or, below zero, fewer; `half`: it goes on to wait for
         the rest of something."""
-        address = connection.address
+        address, halves = connection.address, self._halves.get(connection.address)
         self.total += by
-        self._bytes[address] += by
-        if not self._bytes[address]:
-            del self._bytes[address]
-        halves = self._halves.setdefault(address, {})
-        if half:
-            halves.setdefault(connection)
+        count = self._bytes.get(address, 0) + by
+        if count:
+            self._bytes[address] = count
         else:
+            self._bytes.pop(address, None)
+        if half:
+            if halves is None:
+                self._halves[address] = {connection: None}
+            else:
+                halves.setdefault(connection)
+        elif halves is not None:
             halves.pop(connection, None)
-        if not halves:
-            del self._halves[address]
-        if by > 0:
-            while self._bytes[address] > self._address_max and self._close_first(address):
+            if not halves:
+                del self._halves[address]
+        if by > 0 and (count > self._address_max or self.total > self._total_max):
+            while self._bytes.get(address, 0) > self._address_max and self._close_first(address):
                 pass
             if self.total > self._total_max:
                 self._free()
 
     def _free(self) -> None:
         enough = self._total_max - self._total_max // FREED_PART
-        for address in sorted(self._halves, key=self._bytes.__getitem__, reverse=True):
+        for address in sorted(self._halves, key=lambda each: self._bytes.get(each, 0), reverse=True):
             while self.total > enough and self._close_first(address):
                 pass
 
@@ -142,8 +145,8 @@ class Input(asyncio.Protocol):
         self._served.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._last = len(data)
-        self._half += len(data)
+        size = self._last = len(data)
+        self._half += size
         self._reads += 1
         self._recount()
         if self._transport is not None:
@@ -225,13 +228,11 @@ async def count_request(request: web.Request, handler: Handler) -> web.StreamRes
     return await handler(request)
 
 
-def message_taken(request: web.BaseRequest, message: WSMessage | WSMessageTextBytes) -> None:
+def message_taken(source: Input, message: WSMessage | WSMessageTextBytes) -> None:
     """A WebSocket's message of a client was taken from its connection."""
-    source = input_of(request)
-    if source is None:
-        return
-    if message.type in (WSMsgType.PING, WSMsgType.PONG):
-        source.control_taken(len(message.data))
-    elif message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+    kind = message.type
+    if kind is WSMsgType.TEXT or kind is WSMsgType.BINARY:
         size = len(message.data)
         source.taken(size + (MASK_BYTES + 2 if size < 126 else MASK_BYTES + 4 if size < 1 << 16 else MASK_BYTES + 10))
+    elif kind is WSMsgType.PING or kind is WSMsgType.PONG:
+        source.control_taken(len(message.data))

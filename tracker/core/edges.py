@@ -70,8 +70,8 @@ class Edges:
         assert not member.seed and not self.receives_through(stripe, parent, child), f"cycle: {child} under {parent}"
         self._unlink(stripe, member)
         member.parents[stripe] = parent
-        member.moved_at = set_time(member.moved_at, stripe, self.times)
-        member.attached_at = set_time(member.attached_at, stripe, self.times)
+        same, member.moved_at = member.moved_at is member.attached_at, set_time(member.moved_at, stripe, self.times)
+        member.attached_at = member.moved_at if same else set_time(member.attached_at, stripe, self.times)
         member.set_lag(stripe, None)
         member.promised &= ~(1 << stripe)
         if parent == FROM_ORIGIN:

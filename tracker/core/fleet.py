@@ -175,7 +175,7 @@ class Fleet:
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take an event and plan what is due; returns what is to be sent."""
         out: list[Command] = []
-        goes_on = isinstance(event, Due | Tick) or not self._assignments.waiting
+        goes_on = not self._assignments.waiting or isinstance(event, (Due, Tick))
         match event:
             case Received(session, message):
                 self._received(session, message, now, out)
@@ -197,8 +197,9 @@ class Fleet:
                 self.reputation.drain(name, drained=drained, now=now)
             case Followed() | LeasesAllowed():
                 self.handover.handle(event, self._sessions, now=now)
-        self._plan_due(now, out)  # Due asks for nothing else
-        if goes_on:  # the events of a moment would have all hosts told at once
+        if now >= self.schedule.next_at:
+            self._plan_due(now, out)  # Due asks for nothing else
+        if goes_on and self._assignments.waiting:  # the events of a moment would have all hosts told at once
             out += self._assignments.take(self.handover.epoch, self.handover.mine)
         return out
 
@@ -329,7 +330,7 @@ class Fleet:
         host = self.hosts[name]
         for blob in self._presence.heard(host):
             self.schedule.ask(blob, "back", now)
-        advanced = {host.key(advance.blob): advance for advance in report.blobs}
+        advanced = {host.keys.get(advance.blob, advance.blob): advance for advance in report.blobs}
         for blob, advance in advanced.items():
             swarm, counts = self.swarms.get(blob), advance.counts
             if swarm is not None and name in swarm.members:
@@ -341,7 +342,7 @@ class Fleet:
             host.note_sent(now)
         interval_s = self._interval_s
         self._lateness.reported(host, interval_s=interval_s, now=now)
-        late = self._late(now)
+        late = self._lateness.late(interval_s=interval_s, now=now)
         for blob in host.receiving:
             still = blob not in advanced
             self._slowness.judge(self.swarms[blob], host, still=still, late=late, interval_s=interval_s, now=now)

@@ -23,13 +23,14 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
 from math import inf
+from operator import gt
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
 from p2pdist.model.messages import Holding, Priority
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout
 from tracker.core.edges import Edges
-from tracker.core.member import Member, rack_in, set_time, shared, site_of
+from tracker.core.member import Member, rack_in, set_times, shared, site_of
 
 STORY_EVENTS_MAX = 256
 
@@ -313,8 +314,7 @@ class Swarm:
 
     def check_counts(self, counts: tuple[int, ...]) -> None:
         """Raises UsageError unless `counts` can be piece counts of this blob."""
-        possible = (0 <= count <= total for count, total in zip(counts, self.totals, strict=True))
-        if len(counts) != self.stripes or not all(possible):
+        if len(counts) != self.stripes or min(counts, default=0) < 0 or any(map(gt, counts, self.totals)):
             raise UsageError(f"impossible piece counts {counts} for {self.blob}")
 
     def add(
@@ -388,11 +388,14 @@ class Swarm:
         if member.seed:
             return False
         self.edges.set_now(now)
-        moved = [stripe for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)) if new > old]
+        totals, before, complaints = self.totals, member.counts, any(member.complaints)
+        moved = [stripe for stripe, new in enumerate(counts) if new > before[stripe]]
+        if moved:
+            member.moved_at = set_times(member.moved_at, moved, self.edges.times)
         for stripe in moved:
-            member.forgive(stripe)
-            member.moved_at = set_time(member.moved_at, stripe, self.edges.times)
-            if counts[stripe] == self.totals[stripe]:
+            if complaints:
+                member.forgive(stripe)
+            if counts[stripe] == totals[stripe]:
                 self.edges.finish(stripe, member)
         if member.starvation is not None and any(counts) and not member.starvation.feed(counts, moved):
             self.starved.pop(host, None)

@@ -31,8 +31,9 @@ LATE_SHARE = 0.4
 """Of two hosts one may fall silent, and is judged."""
 
 HELD_MAX_S = 6.0
-COUNT_S = 0.25
-"""How often the hosts are counted that are to report."""
+COUNT_S, COUNT_PART = 0.25, 4
+"""How often the hosts are counted that are to report: as long as they report once in several
+seconds, in each such part of them."""
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Lateness:
 
     def count(self, hosts: Mapping[str, Host], *, interval_s: float, now: float) -> None:
         """Look which hosts are still to report. Called often and regularly."""
-        if now - self._counted_at >= COUNT_S:
+        if now - self._counted_at >= max(COUNT_S, interval_s / COUNT_PART):
             self._advance(interval_s, now)
             self._counted_at = now
             self._reporters = {
@@ -83,6 +84,8 @@ class Lateness:
 
     def _advance(self, interval_s: float, now: float) -> None:
         """Bring what was due and heard up to now; more of the former with every moment."""
+        if now == self._at:
+            return
         window_s = _window_s(interval_s)
         left = exp(-max(0.0, now - self._at) / window_s)
         self._at = now

@@ -29,7 +29,7 @@ from math import exp, inf
 from typing import NamedTuple
 
 from p2pdist.model.digest import Digest
-from tracker.core.host import Host
+from tracker.core.host import SITE_END, Host
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.monitor.progress import (
     FULL_SHARE,
@@ -269,15 +269,19 @@ class Testimony:
     def _add(self, swarm: Swarm, member: Member, hosts: Mapping[str, Host], mark: _Mark, now: float) -> None:
         """Add what came in a stretch, by each stream that ran all the time."""
         seconds = max(now - mark.at, REPORT_MIN_S)
+        typical, totals, far = swarm.typical_rate, swarm.totals, SITE_END in member.zone
         ran = [
-            (stripe, parent, max(0, count - mark.counts[stripe]) / swarm.typical_rate)
+            (stripe, parent, max(0, count - mark.counts[stripe]) / typical)
             for stripe, (parent, count) in enumerate(zip(member.parents, member.counts, strict=True))
             if parent is not None
             and parent == mark.parents[stripe]
             and member.attached_at[stripe] <= mark.at
-            and count < swarm.totals[stripe]
-            and not imports(swarm, member, stripe)
+            and count < totals[stripe]
+            and not (far and imports(swarm, member, stripe))
         ]
+        usual = SLOW_SHARE * (now - mark.at)
+        if member.host not in self._words and all(given >= usual for _, _, given in ran):
+            return  # as most: none has anything to say
         added: dict[str, None] = {}
         for stripe, parent, given in ran:
             if parent != FROM_ORIGIN and self._says_something(swarm, member, hosts, stripe, given, mark.at, now):

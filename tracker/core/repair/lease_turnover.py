@@ -280,6 +280,8 @@ def _heir(swarm: Swarm, stripe: int, site: str) -> Member | None:
     """Who of a site is to read a stripe that its holder did not: the host that got most of other
     stripes and nothing of this one, wherever it is in the tree. Else the lease goes from one that
     reads nothing to the next, and a host below them waits for all."""
+    if not any(swarm.bytes_held.values()):  # and this is asked again and again while nothing comes
+        return None
     fit = (
         member
         for member in swarm.members.values()

@@ -245,8 +245,9 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
     """Where a host has the whole of a stripe, take the lease from the hosts that still hold one;
     return whether any did."""
     member, found = swarm.members[host], False
+    counts, totals = member.counts, swarm.totals
     for stripe, holders in enumerate(swarm.edges.roots):
-        if holders and member.serves and member.counts[stripe] == swarm.totals[stripe]:
+        if counts[stripe] == totals[stripe] and holders and member.serves:
             found = True
             for holder in list(holders):
                 if stripe not in swarm.members[holder].rescued:
