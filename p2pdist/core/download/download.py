@@ -271,8 +271,7 @@ class Download:
         out: list[Command] = []
         if not self.finished and self.have.add(event.piece):
             self._stored(event.stream, event.piece, now, out)
-        if self.have.complete:
-            _finish(self, out)
+        _finish(self, out)
         return out
 
     def _stored(self, number: int, piece: int, now: float, out: list[Command]) -> None:
