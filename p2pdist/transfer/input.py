@@ -11,8 +11,12 @@ its rest. Whole messages come within moments, so that is not the one of a client
 send. A connection whose request is whole is never closed for another one, and a head may have
 HEAD_BYTES_MAX.
 
-Invariants: the sums by address and of all are those of the connections that are open; what is
-counted of a connection is at least what the server keeps of its input, up to SLACK_BYTES.
+Nearly all messages are whole at once, and while all connections together have no more than one
+address may, none has too much. So bytes are counted by address only from there on.
+
+Invariants: the sum of all is that of the connections that are open, and so are the sums by address
+while all have more than one address may; what is counted of a connection is at least what the
+server keeps of its input, up to SLACK_BYTES.
 """
 
 from __future__ import annotations
@@ -64,17 +68,41 @@ class InputBook:
     def __init__(self, total_max: int = INPUT_BYTES_MAX) -> None:
         self._total_max, self._address_max = total_max, int(total_max * ADDRESS_SHARE)
         self.total = 0
+        self._fresh: dict[Input, int] = {}
+        """Bytes of connections with something half that are not counted by address, the one first
+        that has waited longest; none while all have more than one address may."""
         self._bytes: dict[str, int] = {}
-        """By address; of none that has none."""
+        """By address, of the other connections; of no address that has none."""
         self._halves: dict[str, dict[Input, None]] = {}
         """By address the connections with something half, the one first that has waited longest."""
         self._warned_at = -WARN_S
 
-    def changed(self, connection: Input, by: int, *, half: bool) -> None:
-        """A connection keeps `by` bytes more or, below zero, fewer; `half`: it goes on to wait for
-        the rest of something."""
+    def changed(self, connection: Input, size: int, before: int) -> None:
+        """A connection keeps `size` bytes, and kept `before`: with any, it waits for the rest of
+        something."""
+        self.total += size - before
+        fresh = self._fresh
+        if self.total > self._address_max:
+            for each, count in fresh.items():
+                self._count(each, count, half=True)
+            fresh.clear()
+        elif not before or connection in fresh:  # as with nearly all messages: no address can have too many
+            if size:
+                fresh[connection] = size
+            else:
+                fresh.pop(connection, None)
+            return
+        address = connection.address
+        count = self._count(connection, size - before, half=size > 0)
+        if size > before and (count > self._address_max or self.total > self._total_max):
+            while self._bytes.get(address, 0) > self._address_max and self._close_first(address):
+                pass
+            if self.total > self._total_max:
+                self._free()
+
+    def _count(self, connection: Input, by: int, *, half: bool) -> int:
+        """Count so many bytes more of a connection, or fewer; returns those of its address."""
         address, halves = connection.address, self._halves.get(connection.address)
-        self.total += by
         count = self._bytes.get(address, 0) + by
         if count:
             self._bytes[address] = count
@@ -89,11 +117,7 @@ class InputBook:
             halves.pop(connection, None)
             if not halves:
                 del self._halves[address]
-        if by > 0 and (count > self._address_max or self.total > self._total_max):
-            while self._bytes.get(address, 0) > self._address_max and self._close_first(address):
-                pass
-            if self.total > self._total_max:
-                self._free()
+        return count
 
     def _free(self) -> None:
         enough = self._total_max - self._total_max // FREED_PART
@@ -145,11 +169,15 @@ class Input(asyncio.Protocol):
         self._served.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._transport is None:
+            return
         size = self._last = len(data)
         self._half += size
         self._reads += 1
-        self._recount()
-        if self._transport is not None:
+        before = self._counted
+        self._counted = before + size + READ_BYTES
+        self._book.changed(self, self._counted, before)
+        if self._transport is not None:  # else the book has closed it
             self._reading = True
             self._served.data_received(data)
             self._reading = False
@@ -199,9 +227,8 @@ class Input(asyncio.Protocol):
     def _recount(self) -> None:
         if self._transport is None:
             self._half = self._reads = 0
-        cost = self._half + READ_BYTES * self._reads
-        by, self._counted = cost - self._counted, cost
-        self._book.changed(self, by, half=self._half > 0)
+        before, self._counted = self._counted, self._half + READ_BYTES * self._reads
+        self._book.changed(self, self._counted, before)
 
 
 def input_of(request: web.BaseRequest) -> Input | None:
