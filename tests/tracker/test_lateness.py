@@ -23,7 +23,7 @@ class Fleet:
             self.now += INTERVAL_S
             for host in list(self.hosts.values())[:reporting]:
                 self.lateness.reported(host, interval_s=INTERVAL_S, now=self.now)
-            self.lateness.count(self.hosts, interval_s=INTERVAL_S, now=self.now)
+            self.lateness.count(interval_s=INTERVAL_S, now=self.now)
             self.late()
         return self.late()
 
@@ -73,5 +73,5 @@ def test_hosts_that_are_done_or_gone_are_not_expected_to_report() -> None:
         host.receiving.clear()
     list(fleet.hosts.values())[2].session = None
     fleet.now += COUNT_S
-    fleet.lateness.count(fleet.hosts, interval_s=INTERVAL_S, now=fleet.now)
+    fleet.lateness.count(interval_s=INTERVAL_S, now=fleet.now)
     assert not fleet.go(3.0, 2)

@@ -362,7 +362,7 @@ class Fleet:
         """Do what the time asks for: hand over, expire, rebalance, and end probes."""
         out += self.handover.tick(partial(self.membership.dissolve, now=now))
         self.history.tick(now=now)
-        self._lateness.count(self.hosts, interval_s=self._interval_s, now=now)
+        self._lateness.count(interval_s=self._interval_s, now=now)
         self.reputation.expire(now=now)
         self._presence.expire(now)
         out += _leave_overdue(self._presence, self.membership, now)

@@ -19,7 +19,6 @@ fleet that reports in time nothing is held back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, inf
 
@@ -48,8 +47,8 @@ class Lateness:
     """Time of both weights."""
     _counted_at: float = -inf
     """Time at which the reporters were last counted."""
-    _reporters: dict[str, None] = field(default_factory=dict)
-    """Hosts that are expected to report. `reported`, `count`."""
+    _reporters: dict[str, Host] = field(default_factory=dict)
+    """Hosts that are expected to report, by name. `reported`, `count`."""
     _since: float | None = None
     """Time at which the fleet began to be late. `late`."""
     _until: float = -inf
@@ -60,18 +59,15 @@ class Lateness:
         if host.receiving:
             self._advance(interval_s, now)
             self._heard += 1.0
-            self._reporters[host.name] = None
+            self._reporters[host.name] = host
 
-    def count(self, hosts: Mapping[str, Host], *, interval_s: float, now: float) -> None:
+    def count(self, *, interval_s: float, now: float) -> None:
         """Look which hosts are still to report. Called often and regularly."""
         if now - self._counted_at >= max(COUNT_S, interval_s / COUNT_PART):
             self._advance(interval_s, now)
             self._counted_at = now
-            self._reporters = {
-                name: None
-                for name in self._reporters
-                if (host := hosts.get(name)) is not None and host.session is not None and host.receiving
-            }
+            for host in [each for each in self._reporters.values() if each.session is None or not each.receiving]:
+                del self._reporters[host.name]
 
     def late(self, *, interval_s: float, now: float) -> bool:
         """Whether the fleet is late, or was until a moment ago: no host is to be judged now."""
