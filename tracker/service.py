@@ -367,7 +367,6 @@ class Service:
                 if admitted is None:
                     return
                 event = admitted
-        started = time.perf_counter()
         now = time.monotonic()
         commands = self.fleet.handle(event, now=now)
         if self.fleet.wake_at < self._due_at:
@@ -401,7 +400,7 @@ class Service:
                     self._outboxes[event.session].put(assign)
         self.history.collect()
         if planned:
-            self.observe_plan(time.perf_counter() - started)
+            self.observe_plan(time.monotonic() - now)
 
     def _completed(self, session: int, message: FromTracker) -> FromTracker:
         """A message of the core with what the core does not know."""

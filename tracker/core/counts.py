@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import lt
+from operator import eq, lt
 
 from tracker.core.history.broadcasts import Broadcasts
 from tracker.core.member import FROM_ORIGIN, Member
@@ -65,7 +65,8 @@ class Counts:
         if host.wanted_in_vain and any(counts):
             host.got(swarm.blob)
         complete = swarm.advance(member.host, counts, now=now)
-        if any(new == total != old for new, total, old in zip(member.counts, swarm.totals, before, strict=True)):
+        ended = any(map(eq, member.counts, swarm.totals))
+        if ended and any(new == total != old for new, total, old in zip(member.counts, swarm.totals, before, strict=True)):
             self.tail.note(swarm.key)
         self.membership.sort(host, swarm)
         if spare_origin(swarm, member.host):

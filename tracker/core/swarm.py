@@ -489,7 +489,11 @@ class Swarm:
     @property
     def priority(self) -> Priority:
         """That of the most urgent receiver that is present; a preseed where none is."""
-        return "start" if any(self.members[host].present for host in self.starting) else "preseed"
+        members = self.members
+        for host in self.starting:  # nearly always the first one is
+            if members[host].present:
+                return "start"
+        return "preseed"
 
     def readers(self) -> list[str]:
         """The hosts that may read the origin, once for each lease."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import exp, inf
+from operator import sub
 from typing import NamedTuple
 
 from p2pdist.model.digest import Digest
@@ -237,6 +238,10 @@ class Testimony:
         ]
         word.compare(others, now - since, same=True, now=now)
 
+    def speaks(self, child: str) -> bool:
+        """Whether a host has something to say of a parent."""
+        return child in self._words
+
     def against(
         self, child: str, swarms: Mapping[Digest, Swarm], hosts: Mapping[str, Host], judged: Callable[[str], bool]
     ) -> Iterator[Evidence]:
@@ -268,8 +273,11 @@ class Testimony:
 
     def _add(self, swarm: Swarm, member: Member, hosts: Mapping[str, Host], mark: _Mark, now: float) -> None:
         """Add what came in a stretch, by each stream that ran all the time."""
+        typical, usual = swarm.typical_rate, SLOW_SHARE * (now - mark.at)
+        if member.host not in self._words and min(map(sub, member.counts, mark.counts)) / typical >= usual:
+            return  # as most: no stream has anything to say
         seconds = max(now - mark.at, REPORT_MIN_S)
-        typical, totals, far = swarm.typical_rate, swarm.totals, SITE_END in member.zone
+        totals, far = swarm.totals, SITE_END in member.zone
         ran = [
             (stripe, parent, max(0, count - mark.counts[stripe]) / typical)
             for stripe, (parent, count) in enumerate(zip(member.parents, member.counts, strict=True))
@@ -279,9 +287,8 @@ class Testimony:
             and count < totals[stripe]
             and not (far and imports(swarm, member, stripe))
         ]
-        usual = SLOW_SHARE * (now - mark.at)
         if member.host not in self._words and all(given >= usual for _, _, given in ran):
-            return  # as most: none has anything to say
+            return
         added: dict[str, None] = {}
         for stripe, parent, given in ran:
             if parent != FROM_ORIGIN and self._says_something(swarm, member, hosts, stripe, given, mark.at, now):

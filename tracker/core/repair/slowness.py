@@ -110,8 +110,9 @@ class Slowness:
         of those that are slow."""
         testimony = self.reputation.testimony
         testimony.reported(swarm, member, self.hosts, counts=counts, now=now)
-        judged = self.capacities.slow_uplink
-        for host, share in testimony.against(member.host, self.swarms, self.hosts, judged) if counts else ():
+        if not counts or not testimony.speaks(member.host):
+            return
+        for host, share in testimony.against(member.host, self.swarms, self.hosts, self.capacities.slow_uplink):
             if self.capacities.tell_slow(host, now=now):
                 swarm.record(now, f"{host} has a slow uplink, as its children say")
                 self.history.slow(self.hosts[host], swarm, share, downlink=False, now=now)
@@ -146,8 +147,12 @@ class Slowness:
         move it where it is in the way."""
         if member.slow_receiver and relocate(swarm, member, now=now):
             self.schedule.ask(swarm.key, "in the way", now)
-        slow = {*(slow_edges(swarm, member, now=now) if any(member.lags) else ()), *slow_alone(swarm, member, now=now)}
-        for stripe in sorted(slow) if not member.slow_receiver else ():
+        if member.slow_receiver:
+            return
+        slow = slow_alone(swarm, member, now=now)
+        if any(member.lags):
+            slow = sorted({*slow, *slow_edges(swarm, member, now=now)})
+        for stripe in slow:
             parent = member.parents[stripe]
             if not parent or (member.host, parent) in swarm.edges.parted:
                 continue  # it got no other parent, or no more from another
