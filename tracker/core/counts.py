@@ -66,7 +66,9 @@ class Counts:
             host.got(swarm.blob)
         complete = swarm.advance(member.host, counts, now=now)
         ended = any(map(eq, member.counts, swarm.totals))
-        if ended and any(new == total != old for new, total, old in zip(member.counts, swarm.totals, before, strict=True)):
+        if ended and any(
+            new == total != old for new, total, old in zip(member.counts, swarm.totals, before, strict=True)
+        ):
             self.tail.note(swarm.key)
         self.membership.sort(host, swarm)
         if spare_origin(swarm, member.host):

@@ -165,7 +165,7 @@ class Fleet:
         hears = self._claims, self._turnover, self._tail, log.broadcasts, self.imports
         self._counts = Counts(self.membership, schedule, *hears)
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, described)
-        self.membership.renamed = self.vouching.renamed
+        self.membership.renamed, self.membership.rests = self.vouching.renamed, self._lateness.rests
         self._assignments = Assignments(self.swarms, self.hosts)
         judges = self._claims, self._turnover, self.vouching, log, Unheard(self.swarms, self.started_at)
         self._complaints = Complaints(self.membership, self.reputation, schedule, probing, *judges)
@@ -244,6 +244,7 @@ class Fleet:
         self.handover.closed(session)
         host = self.hosts[name]
         host.disconnect(now, why)
+        self._lateness.rests(host)
         self._presence.lost(host, now)
 
     # -- messages

@@ -13,8 +13,8 @@ still are ignored, and so is silence.
 Hosts that lose power together look the same. Then their sessions end, or after HELD_MAX_S the rest
 is judged all the same.
 
-Invariants: a host counts from its first report on, while it has a session and lacks something; in a
-fleet that reports in time nothing is held back.
+Invariants: a host counts from its first report on, while it has a session and lacks something,
+until the next count at least; in a fleet that reports in time nothing is held back.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Lateness:
     """Time at which the reporters were last counted."""
     _reporters: dict[str, Host] = field(default_factory=dict)
     """Hosts that are expected to report, by name. `reported`, `count`."""
+    _rested: dict[str, Host] = field(default_factory=dict)
+    """Hosts of which less may be expected than when they were counted last. `rests`, `count`."""
     _since: float | None = None
     """Time at which the fleet began to be late. `late`."""
     _until: float = -inf
@@ -61,13 +63,25 @@ class Lateness:
             self._heard += 1.0
             self._reporters[host.name] = host
 
+    def rests(self, host: Host) -> None:
+        """A host has no session any more, or lacks nothing of one of its blobs, or has left it."""
+        self._rested[host.name] = host
+
+    @property
+    def expected(self) -> int:
+        """How many hosts are expected to report."""
+        return len(self._reporters)
+
     def count(self, *, interval_s: float, now: float) -> None:
-        """Look which hosts are still to report. Called often and regularly."""
+        """Look which hosts are still to report: of others than those that rest that is known. Called
+        often and regularly."""
         if now - self._counted_at >= max(COUNT_S, interval_s / COUNT_PART):
             self._advance(interval_s, now)
             self._counted_at = now
-            for host in [each for each in self._reporters.values() if each.session is None or not each.receiving]:
-                del self._reporters[host.name]
+            for name, host in self._rested.items():
+                if self._reporters.get(name) is host and (host.session is None or not host.receiving):
+                    del self._reporters[name]
+            self._rested.clear()
 
     def late(self, *, interval_s: float, now: float) -> bool:
         """Whether the fleet is late, or was until a moment ago: no host is to be judged now."""
