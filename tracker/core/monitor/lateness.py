@@ -73,8 +73,7 @@ class Lateness:
         return len(self._reporters)
 
     def count(self, *, interval_s: float, now: float) -> None:
-        """Look which hosts are still to report: of others than those that rest that is known. Called
-        often and regularly."""
+        """Look which of the hosts that rest are still to report. Called often and regularly."""
         if now - self._counted_at >= max(COUNT_S, interval_s / COUNT_PART):
             self._advance(interval_s, now)
             self._counted_at = now
