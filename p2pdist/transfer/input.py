@@ -57,6 +57,8 @@ CONTROL_HEAD_BYTES = MASK_BYTES + 2
 
 WARN_S = 60.0
 
+MESSAGES = WSMsgType.TEXT, WSMsgType.BINARY
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 logger = logging.getLogger(__name__)
 
@@ -204,7 +206,8 @@ class Input(asyncio.Protocol):
         if self._reading:  # what follows came with the last read; more than that is the coding of a body in chunks
             rest = min(rest, self._last)
         self._half = self._reads = 0
-        self._recount()
+        before, self._counted = self._counted, 0
+        self._book.changed(self, 0, before)
         if rest >= SLACK_BYTES:  # of what follows, which begins to wait now
             self._half, self._reads = rest, reads
             self._recount()
@@ -258,7 +261,7 @@ async def count_request(request: web.Request, handler: Handler) -> web.StreamRes
 def message_taken(source: Input, message: WSMessage | WSMessageTextBytes) -> None:
     """A WebSocket's message of a client was taken from its connection."""
     kind = message.type
-    if kind is WSMsgType.TEXT or kind is WSMsgType.BINARY:
+    if kind in MESSAGES:
         size = len(message.data)
         source.taken(size + (MASK_BYTES + 2 if size < 126 else MASK_BYTES + 4 if size < 1 << 16 else MASK_BYTES + 10))
     elif kind is WSMsgType.PING or kind is WSMsgType.PONG:

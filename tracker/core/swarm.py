@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
 from math import inf
-from operator import gt
+from operator import eq, gt
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
@@ -290,6 +290,8 @@ class Swarm:
     """Pieces of a stripe that a typical host gets in a second; 0 while unknown.
     `set_typical_rate`."""
     stripes: int = field(init=False)
+    large: bool = field(init=False)
+    """Whether its pieces are large (PieceLayout.large): each report asks."""
     totals: tuple[int, ...] = field(init=False)
     """Pieces of each stripe."""
     edges: Edges = field(init=False)
@@ -305,6 +307,7 @@ class Swarm:
         self.key = self.key or self.blob
         count = self.layout.count
         self.stripes = self.fanout = self.layout.stripes
+        self.large = self.layout.large
         self.totals = tuple(len(range(stripe, count, self.stripes)) for stripe in range(self.stripes))
         self.edges = Edges(self.members, self.totals)
         self._none_yet, self._no_lags = shared((0,) * self.stripes), (None,) * self.stripes
@@ -392,9 +395,9 @@ class Swarm:
         moved = [stripe for stripe, new in enumerate(counts) if new > before[stripe]]
         if moved:
             member.moved_at = set_times(member.moved_at, moved, self.edges.times)
-        for stripe in moved:
-            if complaints:
-                member.forgive(stripe)
+        for stripe in moved if complaints else ():
+            member.forgive(stripe)
+        for stripe in moved if any(map(eq, counts, totals)) else ():
             if counts[stripe] == totals[stripe]:
                 self.edges.finish(stripe, member)
         if member.starvation is not None and any(counts) and not member.starvation.feed(counts, moved):

@@ -32,7 +32,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.transfer.connections import ConnectionBook, release
 from p2pdist.transfer.guard import identity_of, peer_of
-from p2pdist.transfer.input import Input, input_of, message_taken
+from p2pdist.transfer.input import MESSAGES, Input, input_of, message_taken
 from p2pdist.transfer.openapi import Answer, Route
 from tracker.core.events import Received
 from tracker.http.access import note_refusal
@@ -62,6 +62,7 @@ answer the closing."""
 Socket = web.WebSocketResponse[Literal[False]]
 """Its text frames come as bytes."""
 
+CONTROLS = WSMsgType.PING, WSMsgType.PONG
 _CLOSED_WELL = (WSCloseCode.OK, WSCloseCode.GOING_AWAY)
 
 HOLDINGS_AT_ONCE = 50
@@ -158,16 +159,16 @@ async def _receive(source: Input | None, socket: Socket) -> WSMessage | WSMessag
         frame = await socket.receive()
         if source is not None:
             message_taken(source, frame)
+        if frame.type not in CONTROLS:
+            return frame
         if frame.type is WSMsgType.PING:
             await socket.pong(frame.data)
-        elif frame.type is not WSMsgType.PONG:
-            return frame
 
 
 async def _read(source: Input | None, socket: Socket, service: Service, number: int, outbox: Outbox) -> None:
     while True:
         frame = await _receive(source, socket)
-        if outbox.ended or frame.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+        if outbox.ended or frame.type not in MESSAGES:
             return
         try:
             message = decode_from_agent(frame.data)

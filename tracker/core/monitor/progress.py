@@ -128,7 +128,7 @@ def note_rates(swarm: Swarm, member: Member, counts: tuple[int, ...], *, now: fl
     # A host that has whole stripes may get the others faster than any could while all of them came.
     unfinished = sum(map(lt, member.counts, swarm.totals)) / swarm.stripes
     typical = swarm.typical_rate
-    if swarm.layout.large:
+    if swarm.large:
         rates, shown_by = _rates_of_large(swarm, member, counts, now=now)
     else:
         passed_s = max(passed_s, REPORT_MIN_S)
@@ -136,11 +136,12 @@ def note_rates(swarm: Swarm, member: Member, counts: tuple[int, ...], *, now: fl
     slow = member.slow_receiver
     for rate in shown_by:
         if rate > (typical if slow else 0.0):
-            shown = min(rate, max(typical, rate * unfinished))
+            least = rate * unfinished
+            shown = rate if rate <= typical else least if least > typical else typical
             # Slow hosts count for little: in the end no others are left. One host alone moves it by
             # a sixteenth at most.
             weight = TYPICAL_WEIGHT if rate > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
-            typical += weight * (min(shown, 2 * typical) - typical) if typical else rate
+            typical += weight * ((shown if shown < 2 * typical else 2 * typical) - typical) if typical else rate
     member.set_rates(rates)
     swarm.set_typical_rate(typical)
     # Its downlink is full: what it does not get of one stripe it gets of others.
@@ -404,7 +405,7 @@ def _edge_patience_s(swarm: Swarm, member: Member, stripe: int) -> float:
 
 def _turns_s(swarm: Swarm) -> float:
     """For how long a host must lag at least for it to show; 0 where pieces are not large."""
-    return LAG_TURNS / swarm.typical_rate if swarm.layout.large and swarm.typical_rate else 0.0
+    return LAG_TURNS / swarm.typical_rate if swarm.large and swarm.typical_rate else 0.0
 
 
 def keeps_up(swarm: Swarm, member: Member) -> bool:
