@@ -238,8 +238,7 @@ class Fleet:
         out.append(Send(session, self.handover.welcome(self.report_interval_s, self.origin)))
 
     def _closed(self, session: int, why: str, now: float) -> None:
-        name = self._sessions.pop(session, None)
-        if name is None:
+        if (name := self._sessions.pop(session, None)) is None:
             return
         self.handover.closed(session)
         host = self.hosts[name]
