@@ -103,17 +103,14 @@ def test_the_hosts_that_are_to_report_are_those_that_lack_something_in_a_session
             events.append(SessionOpened(number, Hello(PROTOCOL_VERSION, name, f"{name}:7071", "z")))
             events += [Received(number, Holding(each, piece, piece, (chance.randrange(2),))) for each in blobs]
         else:
-            events.append(
-                chance.choice(
-                    [
-                        *[Received(session, Report((Advance(blob, (chance.randrange(2),)),), 0, 0.0))] * 6,
-                        Received(session, Left(blob)),
-                        Received(session, Holding(blob, piece, piece, (0,))),
-                        Received(session, Leaving()),
-                        SessionClosed(session),
-                    ]
-                )
-            )
+            choices: list[Event] = [
+                *[Received(session, Report((Advance(blob, (chance.randrange(2),)),), 0, 0.0))] * 6,
+                Received(session, Left(blob)),
+                Received(session, Holding(blob, piece, piece, (0,))),
+                Received(session, Leaving()),
+                SessionClosed(session),
+            ]
+            events.append(chance.choice(choices))
             if isinstance(events[0], SessionClosed):
                 del sessions[name]
         for event in events:
