@@ -237,7 +237,10 @@ class Input(asyncio.Protocol):
 def input_of(request: web.BaseRequest) -> Input | None:
     """What counts the input of the connection of a request; None where it is closed, or a Unix
     socket."""
-    protocol = request.transport.get_protocol() if request.transport is not None else None
+    transport = request.transport
+    if transport is None or transport.is_closing():  # TLS that is closed knows its protocol no more
+        return None
+    protocol = transport.get_protocol()
     return protocol if isinstance(protocol, Input) else None
 
 

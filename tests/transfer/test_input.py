@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, TCPConnector, web
+from aiohttp import ClientError, ClientSession, TCPConnector, web
 from authority import Authority
 from waits import until
 
 from p2pdist.transfer.connections import CONNECTIONS, ConnectionBook, LimitedSite
-from p2pdist.transfer.input import HEAD_BYTES_MAX, READ_BYTES, SLACK_BYTES, Input, InputBook, count_request
+from p2pdist.transfer.input import HEAD_BYTES_MAX, READ_BYTES, SLACK_BYTES, Input, InputBook, count_request, input_of
 from p2pdist.transfer.tls import Tls
 
 KIB = 1 << 10
@@ -299,3 +299,32 @@ async def test_a_long_head_is_refused() -> None:
             assert answer.status == 400
             assert str(HEAD_BYTES_MAX) in (await answer.json(content_type=None))["detail"]
         assert book.inputs.total == 0
+
+
+async def test_a_connection_over_tls_that_ends_has_no_input(tmp_path: Path) -> None:
+    """What is closed twice, as where the client ends while the server closes, has no protocol."""
+    seen: list[Input | None] = []
+
+    async def ends(request: web.Request) -> web.Response:
+        seen.append(input_of(request))
+        assert request.transport is not None
+        request.transport.close()
+        request.transport.close()
+        seen.append(input_of(request))
+        return web.Response()
+
+    tls = Tls(Authority(tmp_path).issue())
+    app = web.Application()
+    app[CONNECTIONS] = book = ConnectionBook(1000)
+    app.router.add_get("/", ends)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        site = LimitedSite(runner, "127.0.0.1", 0, book, tls=tls.server)
+        await site.start()
+        async with ClientSession() as session:
+            with contextlib.suppress(ClientError):
+                await session.get(f"https://127.0.0.1:{site.port}/", ssl=tls.client)
+    finally:
+        await runner.cleanup()
+    assert isinstance(seen[0], Input) and seen[1] is None
