@@ -35,6 +35,7 @@ from p2pdist.agent.uplink import Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
+from p2pdist.model.address import Vicinity
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Complaint
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
@@ -63,7 +64,21 @@ class Host:
         self.origin_share = TokenBucket(None)
         self.connections = ConnectionPool()
         self.swarming = None
+        self.peer_wait_s = 3600.0
         self.writers: Counter[Digest] = Counter()
+
+    @property
+    def vicinity(self) -> Vicinity:
+        return Vicinity("10.99.0.1")
+
+    def is_revoked(self, host: str) -> bool:
+        return False
+
+    def shown(self, blob: Digest) -> tuple[str, None]:
+        return "", None
+
+    def ask_ticket(self, blob: Digest, holding: object, *, refused: bool = False) -> None:
+        pass
 
     def pacer_of(self, blob: Digest) -> Pacer:
         return self.pacer
@@ -71,8 +86,9 @@ class Host:
     def origin(self) -> Origin:
         raise AssertionError("no host reads an origin here")
 
-    def send_to_tracker(self, message: Complaint) -> None:
-        print(message, file=sys.stderr)
+    def send_to_tracker(self, message: object) -> None:
+        if isinstance(message, Complaint):
+            print(message, file=sys.stderr)
 
     def count_received(self, source: str, length: int) -> None:
         pass

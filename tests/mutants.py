@@ -113,8 +113,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "drop the last piece",
         "p2pdist/core/download/download.py",
-        "        if not self.finished and self.have.complete and not self.vouched:",
-        "        if not self.finished and len(self.have) >= self.have.count - 1 and not self.vouched:",
+        "    if not download.finished and download.have.complete and not download.vouched:",
+        "    if not download.finished and len(download.have) >= download.have.count - 1 and not download.vouched:",
         ("tests/core/test_download.py",),
     ),
     Mutant(

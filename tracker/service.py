@@ -30,7 +30,6 @@ from p2pdist.model.messages import (
     Condition,
     EpochSeen,
     Evicted,
-    FromAgent,
     FromTracker,
     Hello,
     Holding,
@@ -39,6 +38,7 @@ from p2pdist.model.messages import (
     Leaving,
     Pace,
     Reject,
+    Report,
     Spares,
     Welcome,
     encode,
@@ -319,11 +319,9 @@ class Service:
             self.listener.closed(host)
         self._rates.count(len(self._outboxes))
 
-    def held_back_s(self, session: int, message: FromAgent) -> float:
+    def held_back_s(self, session: int, message: Holding | Holdings) -> float:
         """How long the reader of a session is to wait before it submits a message: 0 unless the
         session founds swarms faster than FOUNDED_PER_S, of blobs that no manifest names."""
-        if not isinstance(message, Holdings | Holding):
-            return 0.0
         holdings = message.blobs if isinstance(message, Holdings) else (message,)
         founded = sum(map(self.fleet.membership.founds, holdings))
         if not founded:
@@ -360,27 +358,15 @@ class Service:
         return name if name is not None and not self.fleet.hosts[name].partial else None
 
     def submit(self, event: Event) -> None:
-        """Hand an event to the core and queue what it answers. What is said of preseeds and spare
-        blobs is the listener's."""
-        if isinstance(event, Received) and isinstance(event.message, Kept | Spares):
-            host = self._at_home(event.session)
-            if self.listener is not None and host is not None:
-                self.listener.heard(host, event.message)
-            return
-        if isinstance(event, Received) and isinstance(event.message, Condition | Evicted):
-            if (host := self._at_home(event.session)) is not None:
-                self.desk.heard(host, event.message)
-            return
-        if isinstance(event, Received) and isinstance(event.message, EpochSeen):
-            known = self.fleet.hosts.get(self._names.get(event.session, ""))
-            self.heard_epoch(event.message.epoch, known.voter if known is not None else "")
-            return
-        if self.access is not None and isinstance(event, Received):
-            admitted = self._admitted(self.access, event)
-            if admitted is None:
+        """Hand an event to the core and queue what it answers."""
+        if isinstance(event, Received):
+            if not isinstance(event.message, Report) and _told(self, event):  # most are reports
                 return
-            event = admitted
-        started = time.perf_counter()
+            if self.access is not None:
+                admitted = self._admitted(self.access, event)
+                if admitted is None:
+                    return
+                event = admitted
         now = time.monotonic()
         commands = self.fleet.handle(event, now=now)
         if self.fleet.wake_at < self._due_at:
@@ -404,16 +390,17 @@ class Service:
                     self._begin(self._look(command))
                 case Broadcast() | ListMatched() | ListWanted() | Blamed():
                     self._about_lists(command)
-        if isinstance(event, Received) and isinstance(event.message, Leaving):
-            host = self._at_home(event.session)
-            if self.listener is not None and host is not None:
-                self.listener.draining(host)
-        if self.access is not None and isinstance(event, Received) and (host := self._host_of(event.session)):
-            for assign in self.access.renewals(event.session, host, event.message):
-                self._outboxes[event.session].put(assign)
+        if isinstance(event, Received):
+            if isinstance(event.message, Leaving):
+                host = self._at_home(event.session)
+                if self.listener is not None and host is not None:
+                    self.listener.draining(host)
+            if self.access is not None and (host := self._host_of(event.session)):
+                for assign in self.access.renewals(event.session, host, event.message):
+                    self._outboxes[event.session].put(assign)
         self.history.collect()
         if planned:
-            self.observe_plan(time.perf_counter() - started)
+            self.observe_plan(time.monotonic() - now)
 
     def _completed(self, session: int, message: FromTracker) -> FromTracker:
         """A message of the core with what the core does not know."""
@@ -483,3 +470,22 @@ class Service:
                 self.ticks += 1
             except Exception:
                 logger.exception("a tick failed")
+
+
+def _told(service: Service, event: Received) -> bool:
+    """Whether a message is not the core's. What is said of preseeds and spare blobs is the
+    listener's."""
+    match event.message:
+        case Kept() | Spares() as message:
+            host = service._at_home(event.session)
+            if service.listener is not None and host is not None:
+                service.listener.heard(host, message)
+        case Condition() | Evicted() as message:
+            if (host := service._at_home(event.session)) is not None:
+                service.desk.heard(host, message)
+        case EpochSeen(epoch):
+            known = service.fleet.hosts.get(service._names.get(event.session, ""))
+            service.heard_epoch(epoch, known.voter if known is not None else "")
+        case _:
+            return False
+    return True

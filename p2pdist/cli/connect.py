@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.tracker_access import TrackerAccess, token_option
-from p2pdist.model.digest import Digest
 from p2pdist.model.errors import (
     Conflict,
     NotFound,
@@ -22,7 +20,6 @@ from p2pdist.model.errors import (
     Refused,
     UsageError,
 )
-from p2pdist.model.image import ImageReference, canonical_reference, is_image, parse_image
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import MountRequest, MountStatus, Priority, PullRequest, PullStatus
 
@@ -34,6 +31,9 @@ if TYPE_CHECKING:
 
 BLOB_PREFIX = "blob:sha256-"
 """How the references of single files begin."""
+
+SCHEME_END = "://"
+"""Stands in references to images and to repositories of hubs, and in no other."""
 
 TAGS_NAMED_MAX = 10
 HINT = "hint"
@@ -82,8 +82,7 @@ def follow_pull(
 ) -> PullStatus:
     """Pull a package and show the progress by source. A reference without a tag means `latest`.
     `lazy`: not where its policy has it shown lazily. Raises the failure that the agent reports."""
-    name = canonical_reference(reference)
-    noted = ""
+    name, noted = _canonical(reference), ""
 
     with output.Progress(quiet=quiet) as progress:
 
@@ -111,6 +110,15 @@ def follow_pull(
     return status
 
 
+def _canonical(reference: str) -> str:
+    """A reference in its full form. Raises UsageError."""
+    if SCHEME_END not in reference:  # as most, and a start waits for no module that it does not need
+        return str(parse_reference(reference))
+    from p2pdist.model.image import canonical_reference
+
+    return canonical_reference(reference)
+
+
 def check_seen(view: MountStatus, remedy: str) -> None:
     """Raises Conflict when this process does not see the view that the agent mounted."""
     from p2pdist.mount.sight import differs
@@ -130,8 +138,12 @@ def check_seen(view: MountStatus, remedy: str) -> None:
 def pulled_name(reference: str, pulled: PullStatus) -> str:
     """The pulled version by its digest: it stays the same when the tag moves, and needs no
     tracker."""
-    if is_image(reference):
-        return str(ImageReference(parse_image(reference).name, digest=Digest(pulled.digest)))
+    if SCHEME_END in reference:
+        from p2pdist.model.digest import Digest
+        from p2pdist.model.image import ImageReference, is_image, parse_image
+
+        if is_image(reference):
+            return str(ImageReference(parse_image(reference).name, digest=Digest(pulled.digest)))
     return f"{parse_reference(reference).name}@{pulled.digest}"
 
 
@@ -180,6 +192,8 @@ def mount_lazily(client: LocalClient, request: MountRequest) -> MountStatus | No
 
 def tracker_option(function: Function) -> Function:
     """--tracker and --token-file."""
+    from p2pdist.cli.tracker_access import token_option
+
     return click.option(
         "--tracker",
         default="http://127.0.0.1:7070",
@@ -202,6 +216,7 @@ def hosts_options(function: Function) -> Function:
 def tracker_client(urls: str) -> Tracker:
     """The trackers of --tracker, with the token of the verb that runs. Raises UsageError where none
     is named."""
+    from p2pdist.cli.tracker_access import TrackerAccess
     from p2pdist.client.tracker import Tracker
 
     if not any(url.strip() for url in urls.split(",")):

@@ -67,6 +67,7 @@ def run_from_layout(reference: str, directory: Path, run: Run) -> int:
     a package that is not there, and what showing it raises."""
     import asyncio
 
+    output.silence_event_loop()
     with ExitStack() as stack:
         config, layers = asyncio.run(_laid_out(reference, directory, stack))
         # The event loop and its threads are gone: what follows forks.

@@ -72,6 +72,8 @@ VERBS = {
 named `command` (with an underscore behind a verb that is a keyword of Python); a verb without a
 module is not listed. Printing the list imports no verb."""
 
+VERBS_PACKAGE = "p2pdist.cli.verbs"
+
 OTHER_NAMES = {
     "images": "ls",
     "list": "ls",
@@ -115,13 +117,18 @@ class Verbs(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs that have a module."""
-        return [verb for verb in VERBS if importlib.util.find_spec(_module(verb))]
+        spec = importlib.util.find_spec(VERBS_PACKAGE)
+        places = (spec.submodule_search_locations if spec is not None else None) or ()
+        there = {name.partition(".")[0] for place in places for name in os.listdir(place)}  # at once: they are many
+        return [verb for verb in VERBS if _module(verb).rpartition(".")[2] in there]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of a verb; None for an unknown one."""
         if cmd_name not in VERBS or importlib.util.find_spec(_module(cmd_name)) is None:
             return None
         command = importlib.import_module(_module(cmd_name)).command
+        if "asyncio" in sys.modules:
+            importlib.import_module("p2pdist.cli.output").silence_event_loop()
         assert isinstance(command, click.Command)
         if not getattr(command, "prepared", False):
             _prepare(command, (cmd_name,))
@@ -176,7 +183,6 @@ class Verbs(click.Group):
         _conceal(given)
         if "_P2PDIST_COMPLETE" not in os.environ:
             _name_misspelt(given)
-        _silence_event_loop()
         code: Any = 0
         failure: BaseException | None = None
         try:
@@ -205,15 +211,6 @@ def _take_signals(given: Sequence[str]) -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, _interrupt)
-
-
-def _silence_event_loop() -> None:
-    """Keep from the terminal what asyncio says of tasks that a failure left behind: the failure is
-    reported. A daemon's log has it."""
-    import logging
-
-    if os.environ.get("P2PDIST_DEBUG") != "1":
-        logging.getLogger("asyncio").addHandler(logging.NullHandler())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -316,7 +313,7 @@ def _use_utf8() -> None:
 
 
 def _module(verb: str) -> str:
-    return f"p2pdist.cli.verbs.{verb}_" if keyword.iskeyword(verb) else f"p2pdist.cli.verbs.{verb}"
+    return f"{VERBS_PACKAGE}.{verb}_" if keyword.iskeyword(verb) else f"{VERBS_PACKAGE}.{verb}"
 
 
 def _wants_json(args: list[str]) -> bool:

@@ -33,6 +33,17 @@ _MORE_THREADS = (
     "Raise pids.max of its control group, ulimit -u of its user, or ulimit -v, of which each thread takes some"
 )
 
+
+def silence_event_loop() -> None:
+    """Keep from the terminal what asyncio says of tasks that a failure left behind: the failure is
+    reported. A daemon's log has it. For what loads asyncio when a verb runs; the others need not
+    load a module for logs."""
+    import logging
+
+    if os.environ.get("P2PDIST_DEBUG") != "1":
+        logging.getLogger("asyncio").addHandler(logging.NullHandler())
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 
 

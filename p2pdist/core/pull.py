@@ -223,7 +223,7 @@ class PullCore:
         """What to do about an event, in this order."""
         if isinstance(event, dl.PieceStored):  # first: it comes with every piece
             self._choice.progressed(now=now)
-            commands = self.download.handle(event, now=now)
+            commands = self.download.stored(event, now=now)
             if self._whole is None:
                 return commands
             self._moved_at = now

@@ -7,13 +7,13 @@ its `type` field.
 
 from __future__ import annotations
 
+from functools import cache
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from p2pdist.model.address import host_part
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, UsageError
 from p2pdist.model.ownership import OPTIONAL_TRACKER_ID, Epoch, Ownership
@@ -457,8 +457,18 @@ FromTracker = (
 )
 
 _encoder = msgspec.json.Encoder()
-_from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
-_from_tracker: msgspec.json.Decoder[FromTracker] = msgspec.json.Decoder(FromTracker)
+
+
+@cache
+def _from_agent() -> msgspec.json.Decoder[FromAgent]:
+    """Made when it is first needed, as is the other one: that takes longer than all else here, and
+    what asks the agent of its own host needs neither."""
+    return msgspec.json.Decoder(FromAgent)
+
+
+@cache
+def _from_tracker() -> msgspec.json.Decoder[FromTracker]:
+    return msgspec.json.Decoder(FromTracker)
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -468,7 +478,7 @@ def encode(message: msgspec.Struct) -> bytes:
 def decode_from_agent(data: bytes | str) -> FromAgent:
     """Raises UsageError when `data` is not a message of an agent."""
     try:
-        return _from_agent.decode(data)
+        return _from_agent().decode(data)
     except UNDECODABLE as error:
         raise UsageError(f"malformed session message: {' '.join(str(error).split())[:300]}") from error
 
@@ -476,7 +486,7 @@ def decode_from_agent(data: bytes | str) -> FromAgent:
 def check_hello(hello: Hello) -> None:
     """Raises UsageError for a hello that every tracker would refuse."""
     try:
-        _from_agent.decode(_encoder.encode(hello))
+        _from_agent().decode(_encoder.encode(hello))
     except UNDECODABLE as error:
         raise UsageError(
             f"an agent cannot be named {hello.host!r} at {hello.address!r} in zone {hello.zone!r}, rack {hello.rack!r}: {error}",
@@ -487,7 +497,7 @@ def check_hello(hello: Hello) -> None:
 def decode_from_tracker(data: bytes | str) -> FromTracker:
     """Raises UsageError when `data` is not a message of a tracker."""
     try:
-        return _from_tracker.decode(data)
+        return _from_tracker().decode(data)
     except UNDECODABLE as error:
         raise UsageError(f"malformed session message: {' '.join(str(error).split())[:300]}") from error
 
@@ -545,6 +555,8 @@ class Reachability(msgspec.Struct, frozen=True):
     def hint(self) -> str:
         """The address where the host might be reached, if its request came from another one; text
         to append to `problem`."""
+        from p2pdist.model.address import host_part  # with what this imports, for few
+
         here = host_part(self.address)
         return f" (the tracker sees this host at {self.seen_from})" if self.seen_from not in ("", here) else ""
 

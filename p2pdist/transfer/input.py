@@ -11,8 +11,12 @@ its rest. Whole messages come within moments, so that is not the one of a client
 send. A connection whose request is whole is never closed for another one, and a head may have
 HEAD_BYTES_MAX.
 
-Invariants: the sums by address and of all are those of the connections that are open; what is
-counted of a connection is at least what the server keeps of its input, up to SLACK_BYTES.
+Nearly all messages are whole at once, and while all connections together have no more than one
+address may, none has too much. So bytes are counted by address only from there on.
+
+Invariants: the sum of all is that of the connections that are open, and so are the sums by address
+while all have more than one address may; what is counted of a connection is at least what the
+server keeps of its input, up to SLACK_BYTES.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -54,6 +57,8 @@ CONTROL_HEAD_BYTES = MASK_BYTES + 2
 
 WARN_S = 60.0
 
+MESSAGES = WSMsgType.TEXT, WSMsgType.BINARY
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 logger = logging.getLogger(__name__)
 
@@ -65,36 +70,60 @@ class InputBook:
     def __init__(self, total_max: int = INPUT_BYTES_MAX) -> None:
         self._total_max, self._address_max = total_max, int(total_max * ADDRESS_SHARE)
         self.total = 0
-        self._bytes: Counter[str] = Counter()
-        """By address."""
+        self._fresh: dict[Input, int] = {}
+        """Bytes of connections with something half that are not counted by address, the one first
+        that has waited longest; none while all have more than one address may."""
+        self._bytes: dict[str, int] = {}
+        """By address, of the other connections; of no address that has none."""
         self._halves: dict[str, dict[Input, None]] = {}
         """By address the connections with something half, the one first that has waited longest."""
         self._warned_at = -WARN_S
 
-    def changed(self, connection: Input, by: int, *, half: bool) -> None:
-        """A connection keeps `by` bytes more or, below zero, fewer; `half`: it goes on to wait for
-        the rest of something."""
+    def changed(self, connection: Input, size: int, before: int) -> None:
+        """A connection keeps `size` bytes, and kept `before`: with any, it waits for the rest of
+        something."""
+        self.total += size - before
+        fresh = self._fresh
+        if self.total > self._address_max:
+            for each, count in fresh.items():
+                self._count(each, count, half=True)
+            fresh.clear()
+        elif not before or connection in fresh:  # as with nearly all messages: no address can have too many
+            if size:
+                fresh[connection] = size
+            else:
+                fresh.pop(connection, None)
+            return
         address = connection.address
-        self.total += by
-        self._bytes[address] += by
-        if not self._bytes[address]:
-            del self._bytes[address]
-        halves = self._halves.setdefault(address, {})
-        if half:
-            halves.setdefault(connection)
-        else:
-            halves.pop(connection, None)
-        if not halves:
-            del self._halves[address]
-        if by > 0:
-            while self._bytes[address] > self._address_max and self._close_first(address):
+        count = self._count(connection, size - before, half=size > 0)
+        if size > before and (count > self._address_max or self.total > self._total_max):
+            while self._bytes.get(address, 0) > self._address_max and self._close_first(address):
                 pass
             if self.total > self._total_max:
                 self._free()
 
+    def _count(self, connection: Input, by: int, *, half: bool) -> int:
+        """Count so many bytes more of a connection, or fewer; returns those of its address."""
+        address, halves = connection.address, self._halves.get(connection.address)
+        count = self._bytes.get(address, 0) + by
+        if count:
+            self._bytes[address] = count
+        else:
+            self._bytes.pop(address, None)
+        if half:
+            if halves is None:
+                self._halves[address] = {connection: None}
+            else:
+                halves.setdefault(connection)
+        elif halves is not None:
+            halves.pop(connection, None)
+            if not halves:
+                del self._halves[address]
+        return count
+
     def _free(self) -> None:
         enough = self._total_max - self._total_max // FREED_PART
-        for address in sorted(self._halves, key=self._bytes.__getitem__, reverse=True):
+        for address in sorted(self._halves, key=lambda each: self._bytes.get(each, 0), reverse=True):
             while self.total > enough and self._close_first(address):
                 pass
 
@@ -142,11 +171,15 @@ class Input(asyncio.Protocol):
         self._served.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._last = len(data)
-        self._half += len(data)
+        if self._transport is None:
+            return
+        size = self._last = len(data)
+        self._half += size
         self._reads += 1
-        self._recount()
-        if self._transport is not None:
+        before = self._counted
+        self._counted = before + size + READ_BYTES
+        self._book.changed(self, self._counted, before)
+        if self._transport is not None:  # else the book has closed it
             self._reading = True
             self._served.data_received(data)
             self._reading = False
@@ -173,7 +206,8 @@ class Input(asyncio.Protocol):
         if self._reading:  # what follows came with the last read; more than that is the coding of a body in chunks
             rest = min(rest, self._last)
         self._half = self._reads = 0
-        self._recount()
+        before, self._counted = self._counted, 0
+        self._book.changed(self, 0, before)
         if rest >= SLACK_BYTES:  # of what follows, which begins to wait now
             self._half, self._reads = rest, reads
             self._recount()
@@ -196,15 +230,17 @@ class Input(asyncio.Protocol):
     def _recount(self) -> None:
         if self._transport is None:
             self._half = self._reads = 0
-        cost = self._half + READ_BYTES * self._reads
-        by, self._counted = cost - self._counted, cost
-        self._book.changed(self, by, half=self._half > 0)
+        before, self._counted = self._counted, self._half + READ_BYTES * self._reads
+        self._book.changed(self, self._counted, before)
 
 
 def input_of(request: web.BaseRequest) -> Input | None:
     """What counts the input of the connection of a request; None where it is closed, or a Unix
     socket."""
-    protocol = request.transport.get_protocol() if request.transport is not None else None
+    transport = request.transport
+    if transport is None or transport.is_closing():  # TLS that is closed knows its protocol no more
+        return None
+    protocol = transport.get_protocol()
     return protocol if isinstance(protocol, Input) else None
 
 
@@ -225,13 +261,11 @@ async def count_request(request: web.Request, handler: Handler) -> web.StreamRes
     return await handler(request)
 
 
-def message_taken(request: web.BaseRequest, message: WSMessage | WSMessageTextBytes) -> None:
+def message_taken(source: Input, message: WSMessage | WSMessageTextBytes) -> None:
     """A WebSocket's message of a client was taken from its connection."""
-    source = input_of(request)
-    if source is None:
-        return
-    if message.type in (WSMsgType.PING, WSMsgType.PONG):
-        source.control_taken(len(message.data))
-    elif message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+    kind = message.type
+    if kind in MESSAGES:
         size = len(message.data)
         source.taken(size + (MASK_BYTES + 2 if size < 126 else MASK_BYTES + 4 if size < 1 << 16 else MASK_BYTES + 10))
+    elif kind is WSMsgType.PING or kind is WSMsgType.PONG:
+        source.control_taken(len(message.data))

@@ -89,7 +89,7 @@ def test_a_signal_while_the_command_begins_ends_it_without_a_trace(number: signa
 import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # as launch.py does
 from p2pdist.cli import main
-main._silence_event_loop = lambda: signal.raise_signal({number.value})
+main._name_misspelt = lambda given: signal.raise_signal({number.value})
 main.main(["completion", "bash"])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -181,10 +181,19 @@ def test_what_a_limit_of_memory_forbids_is_said(act: str, words: str) -> None:
     assert (done.returncode, words in done.stderr, "ulimit -v" in done.stderr) == (1, True, True), done.stderr
 
 
+def test_what_loads_asyncio_late_has_it_silenced() -> None:
+    """A verb that loads it as a module has it silenced with that."""
+    for file in Path(output.__file__).parent.rglob("*.py"):
+        text = file.read_text()
+        runs = [at for at, line in enumerate(text.splitlines()) if "asyncio.run(" in line]
+        if runs and "\nimport asyncio\n" not in text:
+            assert "output.silence_event_loop()" in text or "__name__" in text, file
+
+
 def test_the_event_loop_says_nothing_of_what_a_failure_left_behind() -> None:
     script = (
         "import asyncio, sys; from p2pdist.cli import main\n"
-        "main._silence_event_loop()\n"
+        "main.main.get_command(None, 'resolve')\n"
         "async def left(): asyncio.get_running_loop().create_future().set_exception(ValueError('left'))\n"
         "asyncio.run(left())"
     )

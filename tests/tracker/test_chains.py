@@ -9,6 +9,7 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
+from tracker.core.edges import pairs
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.planning.planner import Planner
 from tracker.core.rebalance.chains import MOVES_MIN, PAUSE_S, PAUSE_S_PER_MEMBER, PIECES_MIN, STAY_S, due, line_up
@@ -303,7 +304,7 @@ def _imports(swarm: Swarm, stripe: int) -> int:
     """Hosts that receive from another rack."""
     members = swarm.members
     return sum(
-        1 for child, parent in swarm.edges.pairs(stripe) if parent and members[parent].rack != members[child].rack
+        1 for child, parent in pairs(swarm.edges, stripe) if parent and members[parent].rack != members[child].rack
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.edges import changes
+from tracker.core.edges import changes, pairs
 from tracker.core.planning.displacement import LEVELS_MIN, Displacement
 from tracker.core.planning.planner import Planner
 from tracker.core.planning.slot_index import SlotIndex
@@ -128,7 +128,7 @@ def test_displacement_stays_within_the_rack() -> None:
     for stripe in STRIPES:
         imports = [
             name
-            for name, parent in swarm.edges.pairs(stripe)
+            for name, parent in pairs(swarm.edges, stripe)
             if not parent or _rack(swarm, name) != _rack(swarm, parent)
         ]
         assert len({_rack(swarm, name) for name in imports}) == 4

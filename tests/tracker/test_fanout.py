@@ -10,6 +10,7 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding
 from p2pdist.model.pieces import PieceLayout
 from tracker.core.capacity import FANOUT_MAX, HOP_S, RATE_BYTES_S, SEND_S, arrival_s, fanout, levels
+from tracker.core.edges import pairs
 from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.member import FROM_ORIGIN
@@ -116,13 +117,13 @@ def test_slow_hosts_get_fewer_children_or_none() -> None:
 def test_a_swarm_that_grows_gets_wider_and_no_host_is_moved() -> None:
     fleet = site(4, rate_bytes_s=1e9)
     swarm = fleet.swarms[BLOB]
-    narrow, before = swarm.fanout, dict(swarm.edges.pairs(0))
+    narrow, before = swarm.fanout, dict(pairs(swarm.edges, 0))
     for number in range(4, 400):
         fleet.handle(SessionOpened(number, Hello(PROTOCOL_VERSION, f"h{number}", f"h{number}:1")), now=1.0)
         fleet.handle(Received(number, Holding(BLOB, PIECE, PIECE, (0,))), now=1.0)
     fleet.handle(Tick(), now=1.0 + SMALL_BATCH_S)
     assert swarm.fanout > narrow
-    assert dict(swarm.edges.pairs(0)).items() >= before.items()
+    assert dict(pairs(swarm.edges, 0)).items() >= before.items()
     assert list(before.values()).count(FROM_ORIGIN) == 1
     assert all(member.load <= member.slots == swarm.fanout for member in swarm.members.values())
 
@@ -143,7 +144,7 @@ def test_hosts_that_come_one_by_one_do_not_form_a_chain() -> None:
 def test_a_lower_rate_takes_slots_but_no_children() -> None:
     fleet = site(50, rate_bytes_s=2e9)
     swarm = fleet.swarms[BLOB]
-    before, wide = dict(swarm.edges.pairs(0)), swarm.fanout
+    before, wide = dict(pairs(swarm.edges, 0)), swarm.fanout
     for _ in range(20):
         for number in range(50):
             fleet.capacities.sample(f"h{number}", int(3e6), 1.0)
@@ -152,6 +153,6 @@ def test_a_lower_rate_takes_slots_but_no_children() -> None:
     fleet.handle(Received(50, Holding(BLOB, PIECE, PIECE, (0,))), now=1.0)
     fleet.handle(Tick(), now=1.0 + SMALL_BATCH_S)
     assert swarm.fanout < wide
-    assert dict(swarm.edges.pairs(0)).items() >= before.items()
+    assert dict(pairs(swarm.edges, 0)).items() >= before.items()
     assert all(member.load <= max(member.slots, 0) for member in swarm.members.values())
     assert all(sum(member.allotted) <= member.slots for member in swarm.members.values())

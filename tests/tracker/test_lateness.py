@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from p2pdist.model.digest import digest_of
+from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, Leaving, Left, Report
+from tracker.core.events import Event, Received, SessionClosed, SessionOpened, Tick
+from tracker.core.fleet import Fleet as TrackerFleet
 from tracker.core.host import Host
 from tracker.core.monitor.lateness import COUNT_S, HELD_MAX_S, Lateness
 
@@ -23,7 +30,7 @@ class Fleet:
             self.now += INTERVAL_S
             for host in list(self.hosts.values())[:reporting]:
                 self.lateness.reported(host, interval_s=INTERVAL_S, now=self.now)
-            self.lateness.count(self.hosts, interval_s=INTERVAL_S, now=self.now)
+            self.lateness.count(interval_s=INTERVAL_S, now=self.now)
             self.late()
         return self.late()
 
@@ -69,9 +76,54 @@ def test_no_host_is_excused_for_ever() -> None:
 def test_hosts_that_are_done_or_gone_are_not_expected_to_report() -> None:
     fleet = Fleet(10)
     fleet.go(2.0, 10)
-    for host in list(fleet.hosts.values())[3:]:
-        host.receiving.clear()
-    list(fleet.hosts.values())[2].session = None
+    for host in list(fleet.hosts.values())[2:]:
+        if host.name == "h2":
+            host.session = None
+        else:
+            host.receiving.clear()
+        fleet.lateness.rests(host)
     fleet.now += COUNT_S
-    fleet.lateness.count(fleet.hosts, interval_s=INTERVAL_S, now=fleet.now)
+    fleet.lateness.count(interval_s=INTERVAL_S, now=fleet.now)
     assert not fleet.go(3.0, 2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_hosts_that_are_to_report_are_those_that_lack_something_in_a_session(seed: int) -> None:
+    """However hosts come, end, leave and lose pieces: each is looked at once something changes."""
+    chance, fleet, now, piece = random.Random(seed), TrackerFleet(0.0), 10.0, 1 << 20
+    blobs = [digest_of(b"a"), digest_of(b"b")]
+    sessions: dict[str, int] = {}
+    spoke: set[str] = set()
+    for number in range(600):
+        name, blob, now = f"h{chance.randrange(8)}", chance.choice(blobs), now + 0.02
+        session = sessions.get(name)
+        events: list[Event] = []
+        if session is None:
+            session = sessions[name] = number
+            events.append(SessionOpened(number, Hello(PROTOCOL_VERSION, name, f"{name}:7071", "z")))
+            events += [Received(number, Holding(each, piece, piece, (chance.randrange(2),))) for each in blobs]
+        else:
+            choices: list[Event] = [
+                *[Received(session, Report((Advance(blob, (chance.randrange(2),)),), 0, 0.0))] * 6,
+                Received(session, Left(blob)),
+                Received(session, Holding(blob, piece, piece, (0,))),
+                Received(session, Leaving()),
+                SessionClosed(session),
+            ]
+            events.append(chance.choice(choices))
+            if isinstance(events[0], SessionClosed):
+                del sessions[name]
+        for event in events:
+            fleet.handle(event, now=now)
+            host = fleet.hosts[name]
+            if isinstance(event, Received) and isinstance(event.message, Report) and host.receiving:
+                spoke.add(name)
+        if number % 20 == 19:
+            now += COUNT_S
+            fleet.handle(Tick(1e9 + now), now=now)
+            spoke = {
+                each
+                for each in spoke
+                if each in fleet.hosts and fleet.hosts[each].session is not None and fleet.hosts[each].receiving
+            }
+            assert fleet._lateness.expected == len(spoke)

@@ -12,6 +12,7 @@ from p2pdist.model.messages import PROTOCOL_VERSION, Assign, FromAgent, Hello, H
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import Plan
 from p2pdist.model.rendezvous import ranked
+from tracker.core.edges import pairs
 from tracker.core.events import Command, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.member import FROM_ORIGIN
@@ -293,7 +294,7 @@ def test_an_agent_that_started_anew_is_told_again() -> None:
 
 
 def readers(control: Control) -> list[str]:
-    return [child for child, parent in control.swarm.edges.pairs(0) if parent == FROM_ORIGIN]
+    return [child for child, parent in pairs(control.swarm.edges, 0) if parent == FROM_ORIGIN]
 
 
 @pytest.mark.parametrize("order", [("h1", "h2", "h3"), ("h3", "h2", "h1")])

@@ -4,6 +4,7 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
+from tracker.core.edges import pairs
 from tracker.core.member import FROM_ORIGIN
 from tracker.core.planning.planner import Planner
 from tracker.core.swarm import Swarm
@@ -23,7 +24,7 @@ def test_every_host_has_a_parent_in_every_stripe_and_one_reads_the_origin() -> N
     swarm = planned(24)
     assert not swarm.edges.unplanned
     for stripe in range(swarm.stripes):
-        edges = dict(swarm.edges.pairs(stripe))
+        edges = dict(pairs(swarm.edges, stripe))
         assert len(edges) == 24
         assert list(edges.values()).count(FROM_ORIGIN) == 1
 
@@ -96,7 +97,7 @@ def test_who_came_first_is_not_hung_below_who_came_later() -> None:
         swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0)
         Planner().plan(swarm, leases=swarm.stripes)
         for stripe in range(swarm.stripes):
-            for child, parent in swarm.edges.pairs(stripe):
+            for child, parent in pairs(swarm.edges, stripe):
                 assert parent == FROM_ORIGIN or int(parent[1:]) < int(child[1:])
         for host, member in swarm.members.items():
             swarm.advance(host, [count + 12 for count in member.counts], now=0.3 * number)

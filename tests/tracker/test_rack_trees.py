@@ -5,7 +5,7 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.edges import Edges
+from tracker.core.edges import Edges, pairs
 from tracker.core.member import FROM_ORIGIN
 from tracker.core.planning.planner import Planner
 from tracker.core.swarm import Swarm
@@ -28,7 +28,7 @@ def planned(hosts: int, racks: int, *, zones: int = 1, batch: int = 0, leases: i
 def imports(swarm: Swarm, stripe: int) -> dict[str, int]:
     """By rack how many of its hosts receive from outside."""
     found = dict.fromkeys(swarm.racks, 0)
-    for child, parent in swarm.edges.pairs(stripe):
+    for child, parent in pairs(swarm.edges, stripe):
         if parent == FROM_ORIGIN or swarm.members[parent].rack != swarm.members[child].rack:
             found[swarm.members[child].rack] += 1
     return found
@@ -50,7 +50,7 @@ def test_a_rack_sends_out_no_more_than_a_host() -> None:
     swarm = planned(320, 10)
     sent = dict.fromkeys(swarm.racks, 0)
     for stripe in range(swarm.stripes):
-        for child, parent in swarm.edges.pairs(stripe):
+        for child, parent in pairs(swarm.edges, stripe):
             if parent != FROM_ORIGIN and swarm.members[parent].rack != swarm.members[child].rack:
                 sent[swarm.members[parent].rack] += 1
     assert max(sent.values()) <= swarm.stripes
@@ -83,7 +83,7 @@ def test_each_zone_reads_the_origin_for_itself() -> None:
     swarm = planned(60, 6, zones=2)
     for stripe in range(swarm.stripes):
         assert sorted(swarm.members[root].zone for root in swarm.edges.roots[stripe]) == ["z0", "z1"]
-        for child, parent in swarm.edges.pairs(stripe):
+        for child, parent in pairs(swarm.edges, stripe):
             assert parent == FROM_ORIGIN or swarm.members[parent].zone == swarm.members[child].zone
 
 

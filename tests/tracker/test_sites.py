@@ -10,6 +10,7 @@ from test_fleet import Control
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Assign, Hello, Holding, Report
 from p2pdist.model.pieces import PieceLayout
+from tracker.core.edges import pairs
 from tracker.core.events import Received, Send, SessionOpened, Tick
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN
@@ -39,7 +40,7 @@ def crossings(swarm: Swarm, stripe: int) -> list[tuple[str, str]]:
     enters."""
     return [
         ("" if parent == FROM_ORIGIN else swarm.members[parent].site, swarm.members[child].site)
-        for child, parent in swarm.edges.pairs(stripe)
+        for child, parent in pairs(swarm.edges, stripe)
         if parent == FROM_ORIGIN or swarm.members[parent].site != swarm.members[child].site
     ]
 
@@ -107,7 +108,7 @@ def test_a_tracker_that_does_not_know_which_hosts_import_lets_no_other_import() 
     planner.plan(swarm, leases=64)
     [importer] = [
         child
-        for child, parent in swarm.edges.pairs(0)
+        for child, parent in pairs(swarm.edges, 0)
         if parent and swarm.members[parent].site == "s1" and swarm.members[child].site != "s1"
     ]
     site = swarm.members[importer].site
@@ -129,7 +130,7 @@ def test_an_importer_that_is_lost_is_replaced_and_there_is_one_again() -> None:
     for _ in range(8):
         importers = [
             child
-            for child, parent in swarm.edges.pairs(0)
+            for child, parent in pairs(swarm.edges, 0)
             if parent != FROM_ORIGIN and swarm.members[parent].site != swarm.members[child].site
         ]
         swarm.remove(importers[0])
@@ -218,7 +219,7 @@ class Broadcast:
         return [
             (stripe, child, parent)
             for stripe in range(2)
-            for child, parent in self.swarm.edges.pairs(stripe)
+            for child, parent in pairs(self.swarm.edges, stripe)
             if parent != FROM_ORIGIN and self.swarm.members[parent].site != self.swarm.members[child].site
         ]
 

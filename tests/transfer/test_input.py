@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import random
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, TCPConnector, web
+from aiohttp import ClientError, ClientSession, TCPConnector, web
 from authority import Authority
 from waits import until
 
 from p2pdist.transfer.connections import CONNECTIONS, ConnectionBook, LimitedSite
-from p2pdist.transfer.input import HEAD_BYTES_MAX, READ_BYTES, SLACK_BYTES, Input, InputBook, count_request
+from p2pdist.transfer.input import HEAD_BYTES_MAX, READ_BYTES, SLACK_BYTES, Input, InputBook, count_request, input_of
 from p2pdist.transfer.tls import Tls
 
 KIB = 1 << 10
@@ -112,6 +113,64 @@ def test_a_control_frame_between_the_parts_of_a_message_takes_no_more_than_itsel
     for _ in range(100):  # more than came with it: those before were taken together with a message
         source.control_taken(0)
     assert book.total == 10 * (1000 - 600 + READ_BYTES) + READ_BYTES
+
+
+class CountsAtOnce(InputBook):
+    """The same decisions the slow way: what each connection keeps is looked at after each change,
+    by address."""
+
+    def __init__(self, total_max: int) -> None:
+        super().__init__(total_max)
+        self.kept: dict[Input, int] = {}
+
+    def of(self, address: str) -> list[Input]:
+        """The connections of an address, the one first that has waited longest."""
+        return [each for each in self.kept if each.address == address]
+
+    def changed(self, connection: Input, size: int, before: int) -> None:
+        self.total += size - before
+        if size:
+            self.kept[connection] = size
+        else:
+            self.kept.pop(connection, None)
+        if size <= before:
+            return
+        mine = connection.address
+        while self.sum(mine) > self._address_max and self.of(mine):
+            self.of(mine)[0].close()
+        if self.total > self._total_max:
+            for address in sorted({each.address for each in self.kept}, key=self.sum, reverse=True):
+                while self.total > self._total_max * 7 // 8 and self.of(address):
+                    self.of(address)[0].close()
+
+    def sum(self, address: str) -> int:
+        return sum(self.kept[each] for each in self.of(address))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_same_connections_end_as_if_all_were_counted_by_address_at_once(seed: int) -> None:
+    chance = random.Random(seed)
+    books = InputBook(100 * KIB), CountsAtOnce(100 * KIB)
+    addresses = [f"{chance.randrange(3)}" for _ in range(12)]
+    pairs = [list(connected(book, *addresses)) for book in books]
+    ended = 0
+    for _ in range(600):
+        number, size = chance.randrange(len(addresses)), chance.randrange(1, 20 * KIB)  # no two addresses have as much
+        whole = chance.random() < 0.45
+        for each in pairs:
+            source, transport = each[number]
+            if transport.aborted:
+                ((source, transport),) = connected(books[pairs.index(each)], addresses[number])
+                each[number] = source, transport
+            if whole:
+                source.taken(1 << 30)
+            else:
+                source.data_received(bytes(size))
+        aborted = [[transport.aborted for _, transport in each] for each in pairs]
+        assert aborted[0] == aborted[1]
+        assert books[0].total == books[1].total
+        ended += sum(aborted[0])
+    assert ended
 
 
 @asynccontextmanager
@@ -240,3 +299,32 @@ async def test_a_long_head_is_refused() -> None:
             assert answer.status == 400
             assert str(HEAD_BYTES_MAX) in (await answer.json(content_type=None))["detail"]
         assert book.inputs.total == 0
+
+
+async def test_a_connection_over_tls_that_ends_has_no_input(tmp_path: Path) -> None:
+    """What is closed twice, as where the client ends while the server closes, has no protocol."""
+    seen: list[Input | None] = []
+
+    async def ends(request: web.Request) -> web.Response:
+        seen.append(input_of(request))
+        assert request.transport is not None
+        request.transport.close()
+        request.transport.close()
+        seen.append(input_of(request))
+        return web.Response()
+
+    tls = Tls(Authority(tmp_path).issue())
+    app = web.Application()
+    app[CONNECTIONS] = book = ConnectionBook(1000)
+    app.router.add_get("/", ends)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        site = LimitedSite(runner, "127.0.0.1", 0, book, tls=tls.server)
+        await site.start()
+        async with ClientSession() as session:
+            with contextlib.suppress(ClientError):
+                await session.get(f"https://127.0.0.1:{site.port}/", ssl=tls.client)
+    finally:
+        await runner.cleanup()
+    assert isinstance(seen[0], Input) and seen[1] is None

@@ -149,6 +149,7 @@ class Complaints:
                 self.claims.complained(swarm, child, stripe, source, now=now)
             self._starved.gives_nothing(swarm, child, swarm.members[source], complaint, now)
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
+            edges.leave(stripe, child.host, now=now)
             if free_blocked(swarm, stripe, child.host, now=now) or pass_on_lease(swarm, stripe, child.host, now=now):
                 self.schedule.ask(swarm.key, "stuck", now)
             return

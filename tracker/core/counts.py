@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import eq, lt
 
 from tracker.core.history.broadcasts import Broadcasts
 from tracker.core.member import FROM_ORIGIN, Member
@@ -49,8 +50,8 @@ class Counts:
         """A member has other piece counts than before, maybe smaller ones. `origin_bytes`: what its
         pull has read of the origin so far, None where it does not say. `judge`: the tracker has run
         for long enough to judge claims."""
-        host = self.membership.hosts[member.host]
-        if any(new < old for new, old in zip(counts, member.counts, strict=True)):
+        host, before = self.membership.hosts[member.host], member.counts
+        if any(map(lt, counts, before)):
             swarm.forget_pieces(member.host, counts)
             self.membership.sort(host, swarm)
             self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
@@ -61,11 +62,13 @@ class Counts:
         self.claims.progressed(swarm, member, counts, judge=judge, now=now)
         if FROM_ORIGIN in member.parents:
             self.turnover.progressed(member, counts, now=now)
-        whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))
         if host.wanted_in_vain and any(counts):
             host.got(swarm.blob)
         complete = swarm.advance(member.host, counts, now=now)
-        if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
+        ended = any(map(eq, member.counts, swarm.totals))
+        if ended and any(
+            new == total != old for new, total, old in zip(member.counts, swarm.totals, before, strict=True)
+        ):
             self.tail.note(swarm.key)
         self.membership.sort(host, swarm)
         if spare_origin(swarm, member.host):

@@ -43,6 +43,9 @@ class Edges:
     """Pairs between which too little came though the parent is there and gives, and the time until
     which they are not parted again. The origin is not read instead of such a parent. `part`,
     `forget_parted`, `expire`."""
+    left: dict[tuple[int, str], float] = field(default_factory=dict)
+    """(stripe, host) of receivers that said that their parent stands still, and when: since then
+    they may receive from an alternate. `leave`, `notify`, `detach`, `finish`, `remove`."""
     _expires_at: float = inf
     """Time before which no such pair has had its time. `avoid`, `part`, `expire`."""
     now: float = 0.0
@@ -67,8 +70,8 @@ class Edges:
         assert not member.seed and not self.receives_through(stripe, parent, child), f"cycle: {child} under {parent}"
         self._unlink(stripe, member)
         member.parents[stripe] = parent
-        member.moved_at = set_time(member.moved_at, stripe, self.times)
-        member.attached_at = set_time(member.attached_at, stripe, self.times)
+        same, member.moved_at = member.moved_at is member.attached_at, set_time(member.moved_at, stripe, self.times)
+        member.attached_at = member.moved_at if same else set_time(member.attached_at, stripe, self.times)
         member.set_lag(stripe, None)
         member.promised &= ~(1 << stripe)
         if parent == FROM_ORIGIN:
@@ -143,6 +146,7 @@ class Edges:
             return
         member.parents[stripe] = None
         member.set_lag(stripe, None)
+        self.left.pop((stripe, member.host), None)
         if parent == FROM_ORIGIN:
             self.roots[stripe].pop(member.host, None)
             member.rescued -= {stripe}
@@ -155,7 +159,8 @@ class Edges:
     # -- what hosts are still to be told
 
     def notify(self, host: str, stripe: int) -> None:
-        """The host is to be told its parent in a stripe (again)."""
+        """The host is to be told its parent in a stripe (again), and goes to it."""
+        self.left.pop((stripe, host), None)
         stripes = self.changed.get(host, ())
         if stripe not in stripes:
             self.changed[host] = shared((*stripes, stripe))
@@ -177,6 +182,12 @@ class Edges:
     def told(self, host: str) -> None:
         """The host has been told."""
         self.changed.pop(host, None)
+
+    # -- hosts that left their parents by themselves
+
+    def leave(self, stripe: int, child: str, *, now: float) -> None:
+        """The child says that its parent stands still, and may turn to an alternate."""
+        self.left[stripe, child] = now
 
     # -- pairs that are not to be joined
 
@@ -208,13 +219,6 @@ class Edges:
         self._expires_at = min(chain(self.avoided.values(), self.parted.values()), default=inf)
 
     # -- questions
-
-    def pairs(self, stripe: int) -> Iterator[tuple[str, str]]:
-        """(child, parent) of every edge of a stripe; the parent may be FROM_ORIGIN."""
-        for member in self.members.values():
-            parent = member.parents[stripe]
-            if parent is not None:
-                yield member.host, parent
 
     def receives_through(self, stripe: int, host: str, ancestor: str) -> bool:
         """Whether `host` is `ancestor` or receives the stripe through it."""
@@ -257,6 +261,14 @@ class Edges:
                 return current is not None
             current = self.members[current].parents[stripe]
         raise AssertionError(f"the way up from {host} is a cycle")
+
+
+def pairs(edges: Edges, stripe: int) -> Iterator[tuple[str, str]]:
+    """(child, parent) of every edge of a stripe; the parent may be FROM_ORIGIN."""
+    for member in edges.members.values():
+        parent = member.parents[stripe]
+        if parent is not None:
+            yield member.host, parent
 
 
 def changes(edges: Edges) -> Iterator[tuple[str, int]]:

@@ -165,7 +165,7 @@ class Fleet:
         hears = self._claims, self._turnover, self._tail, log.broadcasts, self.imports
         self._counts = Counts(self.membership, schedule, *hears)
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, described)
-        self.membership.renamed = self.vouching.renamed
+        self.membership.renamed, self.membership.rests = self.vouching.renamed, self._lateness.rests
         self._assignments = Assignments(self.swarms, self.hosts)
         judges = self._claims, self._turnover, self.vouching, log, Unheard(self.swarms, self.started_at)
         self._complaints = Complaints(self.membership, self.reputation, schedule, probing, *judges)
@@ -175,7 +175,7 @@ class Fleet:
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take an event and plan what is due; returns what is to be sent."""
         out: list[Command] = []
-        goes_on = isinstance(event, Due | Tick) or not self._assignments.waiting
+        goes_on = not self._assignments.waiting or isinstance(event, (Due, Tick))
         match event:
             case Received(session, message):
                 self._received(session, message, now, out)
@@ -197,8 +197,9 @@ class Fleet:
                 self.reputation.drain(name, drained=drained, now=now)
             case Followed() | LeasesAllowed():
                 self.handover.handle(event, self._sessions, now=now)
-        self._plan_due(now, out)  # Due asks for nothing else
-        if goes_on:  # the events of a moment would have all hosts told at once
+        if now >= self.schedule.next_at:
+            self._plan_due(now, out)  # Due asks for nothing else
+        if goes_on and self._assignments.waiting:  # the events of a moment would have all hosts told at once
             out += self._assignments.take(self.handover.epoch, self.handover.mine)
         return out
 
@@ -237,12 +238,12 @@ class Fleet:
         out.append(Send(session, self.handover.welcome(self.report_interval_s, self.origin)))
 
     def _closed(self, session: int, why: str, now: float) -> None:
-        name = self._sessions.pop(session, None)
-        if name is None:
+        if (name := self._sessions.pop(session, None)) is None:
             return
         self.handover.closed(session)
         host = self.hosts[name]
         host.disconnect(now, why)
+        self._lateness.rests(host)
         self._presence.lost(host, now)
 
     # -- messages
@@ -329,7 +330,7 @@ class Fleet:
         host = self.hosts[name]
         for blob in self._presence.heard(host):
             self.schedule.ask(blob, "back", now)
-        advanced = {host.key(advance.blob): advance for advance in report.blobs}
+        advanced = {host.keys.get(advance.blob, advance.blob): advance for advance in report.blobs}
         for blob, advance in advanced.items():
             swarm, counts = self.swarms.get(blob), advance.counts
             if swarm is not None and name in swarm.members:
@@ -341,7 +342,7 @@ class Fleet:
             host.note_sent(now)
         interval_s = self._interval_s
         self._lateness.reported(host, interval_s=interval_s, now=now)
-        late = self._late(now)
+        late = self._lateness.late(interval_s=interval_s, now=now)
         for blob in host.receiving:
             still = blob not in advanced
             self._slowness.judge(self.swarms[blob], host, still=still, late=late, interval_s=interval_s, now=now)
@@ -361,7 +362,7 @@ class Fleet:
         """Do what the time asks for: hand over, expire, rebalance, and end probes."""
         out += self.handover.tick(partial(self.membership.dissolve, now=now))
         self.history.tick(now=now)
-        self._lateness.count(self.hosts, interval_s=self._interval_s, now=now)
+        self._lateness.count(interval_s=self._interval_s, now=now)
         self.reputation.expire(now=now)
         self._presence.expire(now)
         out += _leave_overdue(self._presence, self.membership, now)

@@ -64,6 +64,16 @@ def add(row: tuple[int, ...], stripe: int, count: int) -> tuple[int, ...]:
     return shared((*row[:stripe], row[stripe] + count, *row[stripe + 1 :]))
 
 
+def set_times(row: tuple[float, ...], stripes: list[int], times: tuple[float, ...]) -> tuple[float, ...]:
+    """A row with the times of another one in some stripes; that one itself where both are equal."""
+    if len(stripes) == len(row):
+        return times
+    later = list(row)
+    for stripe in stripes:
+        later[stripe] = times[stripe]
+    return times if (changed := tuple(later)) == times else changed
+
+
 def set_time(row: tuple[float, ...], stripe: int, times: tuple[float, ...]) -> tuple[float, ...]:
     """A row with the time of another one in one stripe; that one itself where both are equal."""
     later = (*row[:stripe], times[stripe], *row[stripe + 1 :])

@@ -50,6 +50,8 @@ class Membership:
     """Hears of hosts that are about to leave a swarm, why, and when."""
     renamed: Callable[[Digest, Digest], None] = lambda old, key: None
     """Hears of swarms that have another key: the old one and the new one."""
+    rests: Callable[[Host], None] = lambda host: None
+    """Hears of hosts that may have nothing left to receive."""
     _layouts: dict[Digest, PieceLayout] = field(default_factory=dict)
     """How blobs are cut, as manifests say. `describe`."""
 
@@ -144,6 +146,7 @@ class Membership:
         """Note whether the host still receives the blob."""
         if swarm.members[host.name].seed:
             host.receiving.pop(swarm.key, None)
+            self.rests(host)
         else:
             host.receiving[swarm.key] = None
 
@@ -153,6 +156,7 @@ class Membership:
         swarm.remove(host.name)
         swarm.record(now, f"{host.name} is gone: {reason}")
         host.leave(swarm.blob, swarm.key)
+        self.rests(host)
         if not swarm.members:
             del self.swarms[swarm.key]
             self.schedule.gone(swarm.key)
@@ -164,6 +168,7 @@ class Membership:
         for name in swarm.members:
             self.leaves(swarm, name, "another tracker", now)
             self.hosts[name].leave(swarm.blob, swarm.key)
+            self.rests(self.hosts[name])
         del self.swarms[swarm.key]
         self.schedule.gone(swarm.key)
 

@@ -23,13 +23,14 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
 from math import inf
+from operator import eq, gt
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
 from p2pdist.model.messages import Holding, Priority
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout
 from tracker.core.edges import Edges
-from tracker.core.member import Member, rack_in, set_time, shared, site_of
+from tracker.core.member import Member, rack_in, set_times, shared, site_of
 
 STORY_EVENTS_MAX = 256
 
@@ -289,6 +290,8 @@ class Swarm:
     """Pieces of a stripe that a typical host gets in a second; 0 while unknown.
     `set_typical_rate`."""
     stripes: int = field(init=False)
+    large: bool = field(init=False)
+    """Whether its pieces are large (PieceLayout.large): each report asks."""
     totals: tuple[int, ...] = field(init=False)
     """Pieces of each stripe."""
     edges: Edges = field(init=False)
@@ -304,6 +307,7 @@ class Swarm:
         self.key = self.key or self.blob
         count = self.layout.count
         self.stripes = self.fanout = self.layout.stripes
+        self.large = self.layout.large
         self.totals = tuple(len(range(stripe, count, self.stripes)) for stripe in range(self.stripes))
         self.edges = Edges(self.members, self.totals)
         self._none_yet, self._no_lags = shared((0,) * self.stripes), (None,) * self.stripes
@@ -313,8 +317,7 @@ class Swarm:
 
     def check_counts(self, counts: tuple[int, ...]) -> None:
         """Raises UsageError unless `counts` can be piece counts of this blob."""
-        possible = (0 <= count <= total for count, total in zip(counts, self.totals, strict=True))
-        if len(counts) != self.stripes or not all(possible):
+        if len(counts) != self.stripes or min(counts, default=0) < 0 or any(map(gt, counts, self.totals)):
             raise UsageError(f"impossible piece counts {counts} for {self.blob}")
 
     def add(
@@ -388,11 +391,14 @@ class Swarm:
         if member.seed:
             return False
         self.edges.set_now(now)
-        moved = [stripe for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)) if new > old]
-        for stripe in moved:
+        totals, before, complaints = self.totals, member.counts, any(member.complaints)
+        moved = [stripe for stripe, new in enumerate(counts) if new > before[stripe]]
+        if moved:
+            member.moved_at = set_times(member.moved_at, moved, self.edges.times)
+        for stripe in moved if complaints else ():
             member.forgive(stripe)
-            member.moved_at = set_time(member.moved_at, stripe, self.edges.times)
-            if counts[stripe] == self.totals[stripe]:
+        for stripe in moved if any(map(eq, counts, totals)) else ():
+            if counts[stripe] == totals[stripe]:
                 self.edges.finish(stripe, member)
         if member.starvation is not None and any(counts) and not member.starvation.feed(counts, moved):
             self.starved.pop(host, None)
@@ -486,7 +492,11 @@ class Swarm:
     @property
     def priority(self) -> Priority:
         """That of the most urgent receiver that is present; a preseed where none is."""
-        return "start" if any(self.members[host].present for host in self.starting) else "preseed"
+        members = self.members
+        for host in self.starting:  # nearly always the first one is
+            if members[host].present:
+                return "start"
+        return "preseed"
 
     def readers(self) -> list[str]:
         """The hosts that may read the origin, once for each lease."""

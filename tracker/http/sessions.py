@@ -24,6 +24,7 @@ from p2pdist.model.messages import (
     FromAgent,
     FromTracker,
     Hello,
+    Holding,
     Holdings,
     Reject,
     decode_from_agent,
@@ -31,7 +32,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.transfer.connections import ConnectionBook, release
 from p2pdist.transfer.guard import identity_of, peer_of
-from p2pdist.transfer.input import message_taken
+from p2pdist.transfer.input import MESSAGES, Input, input_of, message_taken
 from p2pdist.transfer.openapi import Answer, Route
 from tracker.core.events import Received
 from tracker.http.access import note_refusal
@@ -61,6 +62,7 @@ answer the closing."""
 Socket = web.WebSocketResponse[Literal[False]]
 """Its text frames come as bytes."""
 
+CONTROLS = WSMsgType.PING, WSMsgType.PONG
 _CLOSED_WELL = (WSCloseCode.OK, WSCloseCode.GOING_AWAY)
 
 HOLDINGS_AT_ONCE = 50
@@ -96,9 +98,9 @@ async def session(request: web.Request) -> Socket:
 
 
 async def _serve(request: web.Request, socket: Socket) -> Socket:
-    service = request.app[SERVICE]
+    service, source = request.app[SERVICE], input_of(request)
     try:
-        hello = await _hello(request, socket)
+        hello = await _hello(source, socket)
         identity, remote = identity_of(request), request.remote or ""
         if service.access is not None:
             identity = service.access.check_hello(hello, peer_of(request), remote)
@@ -115,7 +117,7 @@ async def _serve(request: web.Request, socket: Socket) -> Socket:
     release(request)
     writer = asyncio.create_task(_write(socket, outbox))
     try:
-        await _read(request, socket, service, number, outbox)
+        await _read(source, socket, service, number, outbox)
     finally:
         try:
             service.close_session(number, _why_closed(socket, outbox))
@@ -137,10 +139,10 @@ ROUTES = (
 )
 
 
-async def _hello(request: web.Request, socket: Socket) -> Hello:
+async def _hello(source: Input | None, socket: Socket) -> Hello:
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            frame = await _receive(request, socket)
+            frame = await _receive(source, socket)
     except TimeoutError as error:
         raise UsageError(f"no hello arrived within {HELLO_TIMEOUT_S:.0f} s") from error
     if frame.type is not WSMsgType.TEXT:
@@ -151,32 +153,37 @@ async def _hello(request: web.Request, socket: Socket) -> Hello:
     return hello
 
 
-async def _receive(request: web.Request, socket: Socket) -> WSMessage | WSMessageTextBytes:
-    """The next frame that is no ping or pong."""
+async def _receive(source: Input | None, socket: Socket) -> WSMessage | WSMessageTextBytes:
+    """The next frame that is no ping or pong; `source` counts what the connection has sent."""
     while True:
         frame = await socket.receive()
-        message_taken(request, frame)
+        if source is not None:
+            message_taken(source, frame)
+        if frame.type not in CONTROLS:
+            return frame
         if frame.type is WSMsgType.PING:
             await socket.pong(frame.data)
-        elif frame.type is not WSMsgType.PONG:
-            return frame
 
 
-async def _read(request: web.Request, socket: Socket, service: Service, number: int, outbox: Outbox) -> None:
+async def _read(source: Input | None, socket: Socket, service: Service, number: int, outbox: Outbox) -> None:
     while True:
-        frame = await _receive(request, socket)
-        if outbox.ended or frame.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+        frame = await _receive(source, socket)
+        if outbox.ended or frame.type not in MESSAGES:
             return
         try:
-            await _submit(service, number, decode_from_agent(frame.data))
+            message = decode_from_agent(frame.data)
+            if isinstance(message, (Holding, Holdings)):
+                await _submit(service, number, message)
+            else:
+                service.submit(Received(number, message))
         except UsageError as error:
             logger.warning("session %d ends: %s", number, error)
             outbox.put(Reject(error.problem()))
             return
-        del frame  # the next one may be long in coming, and there are many sessions
+        del frame, message  # the next one may be long in coming, and there are many sessions
 
 
-async def _submit(service: Service, number: int, message: FromAgent) -> None:
+async def _submit(service: Service, number: int, message: Holding | Holdings) -> None:
     for part in _parts(message):
         if (wait_s := service.held_back_s(number, part)) > 0:
             await asyncio.sleep(wait_s)
@@ -194,7 +201,7 @@ def _why_closed(socket: Socket, outbox: Outbox) -> str:
     return "its agent closed the session" if socket.close_code in _CLOSED_WELL else "its connection broke"
 
 
-def _parts(message: FromAgent) -> Iterator[FromAgent]:
+def _parts(message: Holding | Holdings) -> Iterator[Holding | Holdings]:
     """A message in parts that the core handles one after the other."""
     if not isinstance(message, Holdings) or len(message.blobs) <= HOLDINGS_AT_ONCE:
         yield message

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from p2pdist.cli import output
 from p2pdist.cli.connect import BLOB_PREFIX
 from p2pdist.model.digest import is_digest
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError
@@ -76,6 +77,7 @@ def chosen(words: Sequence[str], client: LocalClient, layout: Path, origin: str 
     if any(map(is_part, words)):
         import asyncio  # most words are references, and a start of many pulls waits for no module
 
+        output.silence_event_loop()
         known, places = asyncio.run(_known(client, layout, origin))
     for word in words:
         found = [word] if not is_part(word) else _matching(word, known, places)
@@ -164,6 +166,8 @@ def _nothing(what: str, places: str) -> NotFound:
 def names_here(client: LocalClient, layout: Path) -> list[str]:
     """The names in the layout and at this host's agent, none where these cannot be asked."""
     import asyncio
+
+    output.silence_event_loop()
 
     async def work() -> list[str]:
         from p2pdist.cli.connect import opened_layout

@@ -169,6 +169,7 @@ def _pack_directory(directory: Path, layout: Path) -> str:
     from p2pdist.cli.verbs.pack import Choices, pack_source
     from p2pdist.package.source.project import find_project
 
+    output.silence_event_loop()
     file = find_project(directory, None)
     name = _NO_NAME.sub("-", directory.resolve().name.lower()).strip("-") or "package"
     given = Choices(

@@ -230,8 +230,8 @@ class Download:
         if self.finished:
             return out
         match event:
-            case PieceStored(number, piece):
-                self._stored(number, piece, now, out)
+            case PieceStored():
+                return self.stored(event, now=now)
             case Planned(plan):
                 self._planned(plan, now, out)
             case Wanted(pieces, prefetch) if not self._paused:  # else a swarm writes, and brings them
@@ -260,14 +260,45 @@ class Download:
             case Awaiting(number) if waiting := self._streams.stripes.get(number):
                 waiting.await_hash()
             case Lost(pieces):
-                self._lose(pieces)
+                _lose(self, pieces)
             case WholeMatches():
                 self.vouched = False
-        if not self.finished and self.have.complete and not self.vouched:
-            self._close_all(out)
-            self.finished = True
-            out.append(Completed())
+        _finish(self, out)
         return out
+
+    def stored(self, event: PieceStored, *, now: float) -> list[Command]:
+        """What to do about a piece. As `handle`, and shorter, since it comes with every piece."""
+        out: list[Command] = []
+        if not self.finished and self.have.add(event.piece):
+            self._stored(event.stream, event.piece, now, out)
+        _finish(self, out)
+        return out
+
+    def _stored(self, number: int, piece: int, now: float, out: list[Command]) -> None:
+        still = self._standstill
+        self._patience.progressed_at = now
+        still.turns.stored(now=now)
+        index = piece % self.stripes
+        self.counts[index] += 1
+        stripe = self._stripes[index]
+        state, before = stripe.state, stripe.stored_at
+        winner = still.winner(stripe, number) if number in self._streams.demands else None
+        stripe.stored(now=now)
+        if isinstance(state, Receiving) and winner is None:
+            state.quiet_since = now
+            state.awaiting = state.awaiting and number != state.stream
+            if number == state.stream:
+                if state.delivered:
+                    still.gap(now - before)
+                state.delivered += 1
+                stripe.candidates.fed(state.source, now=now)
+                self.sources.delivered(state.source, now - state.opened_at if state.delivered == 1 else None)
+        elif isinstance(state, Receiving) and winner is not None and stripe.missing:
+            self._leave(stripe, state.source, now, out)
+            out.append(self._streams.open(stripe, winner, now=now))
+        if stripe.missing == 0:
+            out += self._streams.close(stripe, after_piece=True)
+            stripe.state = Complete()
 
     def parents(self) -> tuple[str | None, ...]:
         """The host that each stripe comes from: "" for the origin, None for no host."""
@@ -305,38 +336,6 @@ class Download:
         leased = frozenset(stripe.number for stripe in self._stripes if stripe.candidates.parent == ORIGIN)
         named = self._superpeers
         return Readers(self.blob, self.host, self.stripes, leased, named.hosts, named.shared, not self._tracker)
-
-    def _stored(self, number: int, piece: int, now: float, out: list[Command]) -> None:
-        if not self.have.add(piece):
-            return
-        self._patience.progressed_at = now
-        self._standstill.turns.stored(now=now)
-        index = piece % self.stripes
-        self.counts[index] += 1
-        stripe = self._stripes[index]
-        state, before, winner = stripe.state, stripe.stored_at, self._standstill.winner(stripe, number)
-        stripe.stored(now=now)
-        if isinstance(state, Receiving) and winner is None:
-            state.quiet_since = now
-            state.awaiting = state.awaiting and number != state.stream
-            if number == state.stream:
-                if state.delivered:
-                    self._standstill.gap(now - before)
-                state.delivered += 1
-                stripe.candidates.fed(state.source, now=now)
-                self.sources.delivered(state.source, now - state.opened_at if state.delivered == 1 else None)
-        elif isinstance(state, Receiving) and winner is not None and stripe.missing:
-            self._leave(stripe, state.source, now, out)
-            out.append(self._streams.open(stripe, winner, now=now))
-        if stripe.missing == 0:
-            out += self._streams.close(stripe, after_piece=True)
-            stripe.state = Complete()
-
-    def _lose(self, pieces: tuple[int, ...]) -> None:
-        for piece in filter(self.have.__contains__, pieces):
-            self.have.discard(piece)
-            self.counts[piece % self.stripes] -= 1
-            self._stripes[piece % self.stripes].lost(planned=self._tracker)
 
     def _planned(self, plan: Plan, now: float, out: list[Command]) -> None:
         self._superpeers.planned(plan, self._stripes)
@@ -477,6 +476,21 @@ class Download:
         self._close_all(out)
         self.finished = True
         out.append(GaveUp(error))
+
+
+def _lose(download: Download, pieces: tuple[int, ...]) -> None:
+    for piece in filter(download.have.__contains__, pieces):
+        download.have.discard(piece)
+        download.counts[piece % download.stripes] -= 1
+        download._stripes[piece % download.stripes].lost(planned=download._tracker)
+
+
+def _finish(download: Download, out: list[Command]) -> None:
+    """Where all pieces are there the pull ends, unless what they are to be is only vouched for."""
+    if not download.finished and download.have.complete and not download.vouched:
+        download._close_all(out)
+        download.finished = True
+        out.append(Completed())
 
 
 def _quiet(download: Download, event: Quiet, now: float, out: list[Command]) -> None:

@@ -13,13 +13,12 @@ still are ignored, and so is silence.
 Hosts that lose power together look the same. Then their sessions end, or after HELD_MAX_S the rest
 is judged all the same.
 
-Invariants: a host counts from its first report on, while it has a session and lacks something; in a
-fleet that reports in time nothing is held back.
+Invariants: a host counts from its first report on, while it has a session and lacks something,
+until the next count at least; in a fleet that reports in time nothing is held back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, inf
 
@@ -31,8 +30,9 @@ LATE_SHARE = 0.4
 """Of two hosts one may fall silent, and is judged."""
 
 HELD_MAX_S = 6.0
-COUNT_S = 0.25
-"""How often the hosts are counted that are to report."""
+COUNT_S, COUNT_PART = 0.25, 4
+"""How often the hosts are counted that are to report: as long as they report once in several
+seconds, in each such part of them."""
 
 
 @dataclass(slots=True)
@@ -47,8 +47,10 @@ class Lateness:
     """Time of both weights."""
     _counted_at: float = -inf
     """Time at which the reporters were last counted."""
-    _reporters: dict[str, None] = field(default_factory=dict)
-    """Hosts that are expected to report. `reported`, `count`."""
+    _reporters: dict[str, Host] = field(default_factory=dict)
+    """Hosts that are expected to report, by name. `reported`, `count`."""
+    _rested: dict[str, Host] = field(default_factory=dict)
+    """Hosts of which less may be expected than when they were counted last. `rests`, `count`."""
     _since: float | None = None
     """Time at which the fleet began to be late. `late`."""
     _until: float = -inf
@@ -59,18 +61,26 @@ class Lateness:
         if host.receiving:
             self._advance(interval_s, now)
             self._heard += 1.0
-            self._reporters[host.name] = None
+            self._reporters[host.name] = host
 
-    def count(self, hosts: Mapping[str, Host], *, interval_s: float, now: float) -> None:
-        """Look which hosts are still to report. Called often and regularly."""
-        if now - self._counted_at >= COUNT_S:
+    def rests(self, host: Host) -> None:
+        """A host has no session any more, or lacks nothing of one of its blobs, or has left it."""
+        self._rested[host.name] = host
+
+    @property
+    def expected(self) -> int:
+        """How many hosts are expected to report."""
+        return len(self._reporters)
+
+    def count(self, *, interval_s: float, now: float) -> None:
+        """Look which of the hosts that rest are still to report. Called often and regularly."""
+        if now - self._counted_at >= max(COUNT_S, interval_s / COUNT_PART):
             self._advance(interval_s, now)
             self._counted_at = now
-            self._reporters = {
-                name: None
-                for name in self._reporters
-                if (host := hosts.get(name)) is not None and host.session is not None and host.receiving
-            }
+            for name, host in self._rested.items():
+                if self._reporters.get(name) is host and (host.session is None or not host.receiving):
+                    del self._reporters[name]
+            self._rested.clear()
 
     def late(self, *, interval_s: float, now: float) -> bool:
         """Whether the fleet is late, or was until a moment ago: no host is to be judged now."""
@@ -83,6 +93,8 @@ class Lateness:
 
     def _advance(self, interval_s: float, now: float) -> None:
         """Bring what was due and heard up to now; more of the former with every moment."""
+        if now == self._at:
+            return
         window_s = _window_s(interval_s)
         left = exp(-max(0.0, now - self._at) / window_s)
         self._at = now

@@ -40,7 +40,7 @@ class Presence:
     """The lost hosts by name, in the order in which they were forgotten. `found`, `overdue`,
     `expire`."""
     _absent: dict[str, None] = field(default_factory=dict)
-    """Names of hosts that are absent in a swarm or have no session."""
+    """Names of hosts that are absent in a swarm, as silent ones are, or have no session."""
 
     def found(self, host: Host, now: float) -> None:
         """A lost host is back."""
@@ -79,7 +79,9 @@ class Presence:
     def heard(self, host: Host) -> list[Digest]:
         """A host reports; where it was silent returns the swarms in which it is to be planned
         anew."""
-        back = []
+        back: list[Digest] = []
+        if host.name not in self._absent:
+            return back
         for blob in host.swarms:
             member = self.swarms[blob].members[host.name]
             if member.silent:

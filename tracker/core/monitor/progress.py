@@ -48,6 +48,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import lt
 from statistics import median
 
 from tracker.core.host import SITE_END
@@ -101,12 +102,14 @@ TYPICAL_WEIGHT = 1 / 16
 def silent_parents(
     swarm: Swarm, child: Member, asked_at: Mapping[str, float], *, interval_s: float, now: float
 ) -> list[str]:
-    """Parents that are to be taken for absent, since this child of theirs stands still and they do
-    not report. `asked_at`: since when hosts have been asked to report often."""
+    """Parents that are to be taken for absent, since this child of theirs stands still, or left
+    them for that, and they do not report. `asked_at`: since when hosts have been asked to report
+    often."""
     limit_s = max(SILENT_MIN_S, SILENT_INTERVALS * interval_s)
     silent = []
+    moved_at = child.moved_at
     for stripe, name in enumerate(child.parents):
-        if not name or now - child.moved_at[stripe] < STILL_S:
+        if not name or (now - moved_at[stripe] < STILL_S and (stripe, child.host) not in swarm.edges.left):
             continue
         parent = swarm.members[name]
         asked = asked_at.get(name, now)
@@ -123,25 +126,29 @@ def note_rates(swarm: Swarm, member: Member, counts: tuple[int, ...], *, now: fl
     if passed_s <= 0 or member.hearsay:
         return
     # A host that has whole stripes may get the others faster than any could while all of them came.
-    unfinished = len(_unfinished(swarm, member)) / swarm.stripes
+    unfinished = sum(map(lt, member.counts, swarm.totals)) / swarm.stripes
     typical = swarm.typical_rate
-    if swarm.layout.large:
+    if swarm.large:
         rates, shown_by = _rates_of_large(swarm, member, counts, now=now)
     else:
         passed_s = max(passed_s, REPORT_MIN_S)
         rates = shown_by = [(new - old) / passed_s for old, new in zip(member.counts, counts, strict=True)]
+    slow = member.slow_receiver
     for rate in shown_by:
-        if rate > (typical if member.slow_receiver else 0.0):
-            shown = min(rate, max(typical, rate * unfinished))
+        if rate > (typical if slow else 0.0):
+            least = rate * unfinished
+            shown = rate if rate <= typical else least if least > typical else typical
             # Slow hosts count for little: in the end no others are left. One host alone moves it by
             # a sixteenth at most.
             weight = TYPICAL_WEIGHT if rate > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
-            typical += weight * (min(shown, 2 * typical) - typical) if typical else rate
+            typical += weight * ((shown if shown < 2 * typical else 2 * typical) - typical) if typical else rate
     member.set_rates(rates)
     swarm.set_typical_rate(typical)
+    # Its downlink is full: what it does not get of one stripe it gets of others.
+    full = sum(rates) > FULL_SHARE * typical * swarm.stripes
     for stripe, name in enumerate(member.parents):
         lag = member.lags[stripe]
-        if name is None or not _lags(swarm, member, stripe, name, counts):
+        if full or name is None or not _lags(swarm, member, stripe, name, counts):
             if lag is not None:
                 member.set_lag(stripe, None)
         elif lag is None:
@@ -180,8 +187,6 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: tuple[int
     """Whether a child lags behind its parent in a stripe, with these new counts."""
     if counts[stripe] >= swarm.totals[stripe]:
         return False
-    if sum(child.rates) > FULL_SHARE * swarm.typical_rate * swarm.stripes:
-        return False  # its downlink is full: what it does not get of this stripe it gets of others
     if name == FROM_ORIGIN or imports(swarm, child, stripe):
         # A root reads no further ahead than its children follow, so it shows nothing but its rate;
         # and that jumps where pieces are few.
@@ -206,6 +211,8 @@ def slow_host(swarm: Swarm, member: Member, *, turns: int = 1, now: float) -> tu
     of a typical link that it has, and whether its downlink is slow (else its uplink). None when
     there is none. The member receives in `turns` swarms, which have the links in turns, so each may
     lag for so many times as long."""
+    if not any(member.lags):
+        return None
     late = [
         stripe
         for stripe, lag in enumerate(member.lags)
@@ -277,6 +284,8 @@ def limited(swarm: Swarm, member: Member, limit_bytes_s: float) -> tuple[str, fl
     """The member itself, as a host with a slow downlink, where it lets itself receive no more than
     `limit_bytes_s` (0: no limit) and others get far more: it says nothing of its parents then.
     Result as of `slow_host`."""
+    if not limit_bytes_s:
+        return None
     typical_bytes_s = swarm.typical_rate * swarm.stripes * swarm.layout.piece_size
     if member.slow_receiver or not 0 < limit_bytes_s < SLOW_SHARE * typical_bytes_s:
         return None
@@ -396,7 +405,7 @@ def _edge_patience_s(swarm: Swarm, member: Member, stripe: int) -> float:
 
 def _turns_s(swarm: Swarm) -> float:
     """For how long a host must lag at least for it to show; 0 where pieces are not large."""
-    return LAG_TURNS / swarm.typical_rate if swarm.layout.large and swarm.typical_rate else 0.0
+    return LAG_TURNS / swarm.typical_rate if swarm.large and swarm.typical_rate else 0.0
 
 
 def keeps_up(swarm: Swarm, member: Member) -> bool:

@@ -26,10 +26,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import exp, inf
+from operator import sub
 from typing import NamedTuple
 
 from p2pdist.model.digest import Digest
-from tracker.core.host import Host
+from tracker.core.host import SITE_END, Host
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.monitor.progress import (
     FULL_SHARE,
@@ -237,6 +238,10 @@ class Testimony:
         ]
         word.compare(others, now - since, same=True, now=now)
 
+    def speaks(self, child: str) -> bool:
+        """Whether a host has something to say of a parent."""
+        return child in self._words
+
     def against(
         self, child: str, swarms: Mapping[Digest, Swarm], hosts: Mapping[str, Host], judged: Callable[[str], bool]
     ) -> Iterator[Evidence]:
@@ -268,16 +273,22 @@ class Testimony:
 
     def _add(self, swarm: Swarm, member: Member, hosts: Mapping[str, Host], mark: _Mark, now: float) -> None:
         """Add what came in a stretch, by each stream that ran all the time."""
+        typical, usual = swarm.typical_rate, SLOW_SHARE * (now - mark.at)
+        if member.host not in self._words and min(map(sub, member.counts, mark.counts)) / typical >= usual:
+            return  # as most: no stream has anything to say
         seconds = max(now - mark.at, REPORT_MIN_S)
+        totals, far = swarm.totals, SITE_END in member.zone
         ran = [
-            (stripe, parent, max(0, count - mark.counts[stripe]) / swarm.typical_rate)
+            (stripe, parent, max(0, count - mark.counts[stripe]) / typical)
             for stripe, (parent, count) in enumerate(zip(member.parents, member.counts, strict=True))
             if parent is not None
             and parent == mark.parents[stripe]
             and member.attached_at[stripe] <= mark.at
-            and count < swarm.totals[stripe]
-            and not imports(swarm, member, stripe)
+            and count < totals[stripe]
+            and not (far and imports(swarm, member, stripe))
         ]
+        if member.host not in self._words and all(given >= usual for _, _, given in ran):
+            return
         added: dict[str, None] = {}
         for stripe, parent, given in ran:
             if parent != FROM_ORIGIN and self._says_something(swarm, member, hosts, stripe, given, mark.at, now):

@@ -160,7 +160,7 @@ class Handover:
 
     def _came(self, blob: Digest, within_s: float, now: float) -> bool:
         """Whether another tracker owned a blob `within_s` ago."""
-        return any(
+        return bool(self._former) and any(
             now - replaced_at < within_s and owner(former, blob).id != self.me for replaced_at, former in self._former
         )
 

@@ -110,8 +110,9 @@ class Claims:
         """A member reports these counts, which it is still to be given: parents of stripes with new
         pieces have proved what they claim, and pieces without a parent are a claim where the
         tracker may `judge`."""
+        before = member.counts
         for stripe, parent in enumerate(member.parents):
-            if counts[stripe] <= member.counts[stripe]:
+            if counts[stripe] <= before[stripe]:
                 continue
             if parent and member.moved_at[stripe] == member.attached_at[stripe]:  # its first piece from there
                 self.hosts[parent].give(self.hosts[member.host], now=now)

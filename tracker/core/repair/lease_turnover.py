@@ -280,13 +280,15 @@ def _heir(swarm: Swarm, stripe: int, site: str) -> Member | None:
     """Who of a site is to read a stripe that its holder did not: the host that got most of other
     stripes and nothing of this one, wherever it is in the tree. Else the lease goes from one that
     reads nothing to the next, and a host below them waits for all."""
+    members = swarm.members
     fit = (
         member
-        for member in swarm.members.values()
-        if member.site == site
+        for host, held in swarm.bytes_held.items()  # most have nothing, or have pieces of this stripe, too
+        if held
+        and not (member := members[host]).counts[stripe]
+        and member.site == site
         and member.present
-        and any(member.counts)
-        and not (member.counts[stripe] or member.claimed or member.slow_receiver or member.hearsay)
+        and not (member.claimed or member.slow_receiver or member.hearsay)
         and (member.host, FROM_ORIGIN) not in swarm.edges.avoided
     )
     return max(fit, key=lambda member: (sum(member.counts), member.order), default=None)

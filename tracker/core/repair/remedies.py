@@ -57,6 +57,11 @@ DRY_SOON_S = 0.5
 """The same where the whole pull of the host that waits stands still, longer than its own pieces
 explain: the holder's reports may be old by the interval between two."""
 
+LEFT_S, AHEAD_PIECES = 0.5, 2.0
+"""A host that left its parent for an alternate goes back after so long at the earliest, when it
+takes that source again (p2pdist/core/sources.py), and with so many pieces at most that the parent
+lacks."""
+
 UNDER_WAY_TURNS = 3.0
 """A parent that gets a large piece has passed it on after one turn (PieceLayout.turn_s), as a
 rule."""
@@ -122,6 +127,24 @@ def under_way(swarm: Swarm, child: Member, stripe: int, rate_bytes_s: float, *, 
         return False
     since = max(parent.moved_at[stripe], child.attached_at[stripe])
     return now - since < UNDER_WAY_TURNS * swarm.layout.turn_s(rate_bytes_s)
+
+
+def call_back(swarm: Swarm, child: Member, *, now: float) -> bool:
+    """Tell a host its parents again that it left as they stood still, where these go on and have
+    about as much as it has; return whether it is to be told. An alternate has no upload slot for
+    it, and serves it at the cost of its own children. A parent that stands still again is judged by
+    what it has then."""
+    told = False
+    for stripe, name in enumerate(child.parents):
+        since, parent = swarm.edges.left.get((stripe, child.host)), swarm.members.get(name or "")
+        if since is None or now - since < LEFT_S or parent is None or not parent.serves:
+            continue
+        has = parent.counts[stripe] + parent.rates[stripe] * (now - parent.heard_at)
+        if parent.moved_at[stripe] > since and has >= child.counts[stripe] - AHEAD_PIECES:
+            swarm.record(now, f"{child.host} goes back to {parent.host} in stripe {stripe}")
+            swarm.edges.notify(child.host, stripe)
+            told = True
+    return told
 
 
 def free_blocked(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
@@ -222,8 +245,9 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
     """Where a host has the whole of a stripe, take the lease from the hosts that still hold one;
     return whether any did."""
     member, found = swarm.members[host], False
+    counts, totals = member.counts, swarm.totals
     for stripe, holders in enumerate(swarm.edges.roots):
-        if holders and member.serves and member.counts[stripe] == swarm.totals[stripe]:
+        if counts[stripe] == totals[stripe] and holders and member.serves:
             found = True
             for holder in list(holders):
                 if stripe not in swarm.members[holder].rescued:

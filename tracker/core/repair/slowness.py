@@ -38,7 +38,7 @@ from tracker.core.monitor.progress import (
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import relocate
 from tracker.core.policy.book import PolicyBook
-from tracker.core.repair.remedies import AVOID_S, GIVES_S
+from tracker.core.repair.remedies import AVOID_S, GIVES_S, call_back
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
 
@@ -76,14 +76,19 @@ class Slowness:
         if still:
             note_rates(swarm, member, member.counts, now=now)
         member.hear(now)
-        self._hear_testimony(swarm, member, late=late, now=now)
+        limited_rate = self.policies.limits_rate(swarm.blob)
+        counts = not (late or limited_rate or host.name in swarm.swarming or self.reputation.excused(swarm, now=now))
+        self._hear_testimony(swarm, member, counts=counts, now=now)
         if host.name in swarm.swarming:
             return
         if late:
             member.clear_lags()
             return
         self._silence(swarm, member, interval_s=interval_s, now=now)
-        if self.policies.limits_rate(swarm.blob) or member.site in swarm.wan.paced or member.site in swarm.wan.waiting:
+        if swarm.edges.left and call_back(swarm, member, now=now):
+            self.schedule.ask(swarm.key, "goes back", now)
+        wan = swarm.wan
+        if limited_rate or member.site in wan.paced or member.site in wan.waiting:
             return
         member.count_fair_report(member.slow_receiver and self._fair(swarm, member))
         if member.fair_reports >= FAIR_REPORTS:
@@ -100,15 +105,14 @@ class Slowness:
         else:
             self._part(swarm, member, now)
 
-    def _hear_testimony(self, swarm: Swarm, member: Member, *, late: bool, now: float) -> None:
-        """Take what the report says of the parents' uplinks, and tell people of those that are
-        slow."""
+    def _hear_testimony(self, swarm: Swarm, member: Member, *, counts: bool, now: float) -> None:
+        """Take what the report says of the parents' uplinks, where that `counts`, and tell people
+        of those that are slow."""
         testimony = self.reputation.testimony
-        free = not late and member.host not in swarm.swarming and not self.policies.limits_rate(swarm.blob)
-        counts = free and not self.reputation.excused(swarm, now=now)
         testimony.reported(swarm, member, self.hosts, counts=counts, now=now)
-        judged = self.capacities.slow_uplink
-        for host, share in testimony.against(member.host, self.swarms, self.hosts, judged) if counts else ():
+        if not counts or not testimony.speaks(member.host):
+            return
+        for host, share in testimony.against(member.host, self.swarms, self.hosts, self.capacities.slow_uplink):
             if self.capacities.tell_slow(host, now=now):
                 swarm.record(now, f"{host} has a slow uplink, as its children say")
                 self.history.slow(self.hosts[host], swarm, share, downlink=False, now=now)
@@ -141,10 +145,14 @@ class Slowness:
     def _part(self, swarm: Swarm, member: Member, now: float) -> None:
         """Part a host from parents that give it too little, though neither of the two is slow, or
         move it where it is in the way."""
-        if relocate(swarm, member, now=now):
+        if member.slow_receiver and relocate(swarm, member, now=now):
             self.schedule.ask(swarm.key, "in the way", now)
-        slow = {*slow_edges(swarm, member, now=now), *slow_alone(swarm, member, now=now)}
-        for stripe in sorted(slow) if not member.slow_receiver else ():
+        if member.slow_receiver:
+            return
+        slow = slow_alone(swarm, member, now=now)
+        if any(member.lags):
+            slow = sorted({*slow, *slow_edges(swarm, member, now=now)})
+        for stripe in slow:
             parent = member.parents[stripe]
             if not parent or (member.host, parent) in swarm.edges.parted:
                 continue  # it got no other parent, or no more from another
