@@ -26,7 +26,7 @@ from p2pdist.agent.tasks import in_thread
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused
-from p2pdist.model.manifest import Descriptor, Manifest, Reference, encode_manifest
+from p2pdist.model.manifest import Descriptor, Manifest, Reference, decode_manifest, encode_manifest
 from p2pdist.model.messages import PackageKeys
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.sealed import (
@@ -82,14 +82,16 @@ class Sealed:
             lock = self._locks[digest] = asyncio.Lock()
         return lock
 
-    def opened(self, digest: Digest, sealed: Manifest) -> tuple[Digest, Manifest] | None:
-        """The opened manifest of the sealed package `digest` that was opened here, whatever has
-        been evicted since, with its digest. A package whose keys were wrapped anew is the same.
-        Blocks."""
+    def opened(self, digest: Digest, sealed: Manifest, name: str) -> tuple[Digest, Manifest] | None:
+        """The opened manifest of the sealed package `digest` that was opened here by this name,
+        whatever has been evicted since, with its digest. A package whose keys were wrapped anew is
+        the same; the same blobs by another name are not: whether this host may open that, the
+        tracker says. Blocks."""
         records = self.store.opened
         for opened, manifest in records.packages().items():
-            if is_opened_from(manifest, sealed) and self.store.document_size(opened):
-                records.record_manifest(digest, opened)
+            named = is_opened_from(manifest, sealed) and records.was_given(opened, name)
+            if named and self.store.document_size(opened):
+                records.record_manifest(digest, opened, name)
                 return opened, manifest
         return None
 
@@ -114,11 +116,12 @@ async def ask_keys(session: TrackerSession, reference: Reference) -> Mapping[str
 
 
 class Opening:
-    """A sealed package that one pull opens. `holds` holds what is opened."""
+    """A sealed package that one pull opens by a name. `holds` holds what is opened."""
 
     def __init__(
         self,
         sealed: Sealed,
+        name: str,
         digest: Digest,
         manifest: Manifest,
         fetch: FetchEncrypted,
@@ -127,7 +130,7 @@ class Opening:
     ) -> None:
         """`digest` and `manifest` are those of the sealed package."""
         self._sealed, self._store = sealed, sealed.store
-        self._digest, self._manifest = digest, manifest
+        self._name, self._digest, self._manifest = name, digest, manifest
         self._fetch, self._ask_keys, self._holds = fetch, ask_keys, holds
         self._encrypted: Mapping[Digest, Descriptor] = {}
         """The encrypted blob of each blob of the package."""
@@ -146,7 +149,7 @@ class Opening:
     def _known(self) -> tuple[Digest, Manifest] | None:
         """The opened manifest, where nothing must be read to use it. Piece lists go when their
         blobs are evicted."""
-        opened = self._sealed.opened(self._digest, self._manifest)
+        opened = self._sealed.opened(self._digest, self._manifest, self._name)
         if opened is None or self._store.read_document(opened[1].config.digest) is None:
             return None
         lists = (self._store.read_document(blob.pieces_digest) for blob in opened[1].blobs)
@@ -169,11 +172,12 @@ class Opening:
         contents = decode_contents(decrypted(data, key, blob.digest), self._manifest)
         manifest = opened_manifest(contents.manifest, self._manifest)
         encoded = encode_manifest(manifest)
+        decode_manifest(encoded)  # what was sealed may be within the limits, and this over them
         documents = [*contents.documents[1:], encoded]
         new = [digest for document in documents if not self._store.document_size(digest := digest_of(document))]
         self._store.opened.record(dict.fromkeys(new, blob.digest))
         self._store.put_documents(documents)
-        self._store.opened.record_manifest(self._digest, digest_of(encoded))
+        self._store.opened.record_manifest(self._digest, digest_of(encoded), self._name)
         return digest_of(encoded), manifest
 
     async def _key(self, part: Descriptor) -> bytes:

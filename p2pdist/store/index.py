@@ -60,6 +60,7 @@ CREATE TABLE IF NOT EXISTS images (
 CREATE TABLE IF NOT EXISTS tags (reference TEXT PRIMARY KEY, digest TEXT NOT NULL, told REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS opened (digest TEXT PRIMARY KEY, source TEXT NOT NULL, manifest INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS opened_names (manifest TEXT, name TEXT, PRIMARY KEY (manifest, name)) WITHOUT ROWID;
 """
 
 
@@ -446,6 +447,21 @@ def add_opened(index: Index, rows: Sequence[tuple[Digest, Digest, int]]) -> None
     refuse the store."""
     index._run(f"PRAGMA user_version={_OPENED_VERSION}", ())
     index._run_all("INSERT OR REPLACE INTO opened VALUES (?,?,?)", rows)
+
+
+def opened_names(index: Index) -> list[tuple[Digest, str]]:
+    """The names of packages by which the keys of each opened manifest were given to this host."""
+    return index._query("SELECT manifest, name FROM opened_names")
+
+
+def add_opened_name(index: Index, manifest: Digest, name: str) -> None:
+    """Write a row of opened_names."""
+    index._run("INSERT OR IGNORE INTO opened_names VALUES (?,?)", (manifest, name))
+
+
+def remove_opened_names(index: Index, manifests: Sequence[Digest]) -> None:
+    """Forget the names of opened manifests."""
+    index._run_all("DELETE FROM opened_names WHERE manifest=?", [(manifest,) for manifest in manifests])
 
 
 def remove_opened(index: Index, digests: Sequence[Digest]) -> None:

@@ -6,14 +6,27 @@ All is read from the index once and kept in memory. A method that changes it wri
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt
 from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, decode_manifest
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.documents import Documents
-from p2pdist.store.index import Index, add_opened, opened_rows, remove_opened
+from p2pdist.store.index import (
+    Index,
+    add_opened,
+    add_opened_name,
+    opened_names,
+    opened_rows,
+    remove_opened,
+    remove_opened_names,
+)
+
+logger = logging.getLogger(__name__)
 
 
 class OpenedRecords:
@@ -30,6 +43,10 @@ class OpenedRecords:
         """The opened manifest of each sealed package, by the digest of its own."""
         self._decoded: dict[Digest, Manifest] = {}
         """Opened manifests, as they were read."""
+        self._unreadable: set[Digest] = set()
+        """Opened manifests that are none."""
+        self._names: defaultdict[Digest, set[str]] = defaultdict(set)
+        """By which names of packages keys of each opened manifest were given to this host."""
         gone = []
         for digest, source, is_manifest in opened_rows(index):
             kept = source if is_manifest else digest
@@ -41,6 +58,12 @@ class OpenedRecords:
                 self._encrypted[digest] = source
         if gone:
             remove_opened(index, gone)
+        rows, kept_manifests = opened_names(index), set(self._manifests.values())
+        for manifest, name in rows:
+            if manifest in kept_manifests:
+                self._names[manifest].add(name)
+        if lost := {manifest for manifest, _ in rows} - kept_manifests:
+            remove_opened_names(index, list(lost))
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._encrypted
@@ -53,9 +76,13 @@ class OpenedRecords:
                 add_opened(self._index, [(digest, source, 0) for digest, source in new.items()])
                 self._encrypted.update(new)
 
-    def record_manifest(self, sealed: Digest, opened: Digest) -> None:
-        """Note by which manifest, which is in the store, this host keeps a sealed package."""
+    def record_manifest(self, sealed: Digest, opened: Digest, name: str) -> None:
+        """Note by which manifest, which is in the store, this host keeps a sealed package, and that
+        its keys were given for the package `name`."""
         with self._lock:
+            if name not in self._names[opened]:
+                add_opened_name(self._index, opened, name)
+                self._names[opened].add(name)
             if self._manifests.get(sealed) != opened:
                 add_opened(self._index, [(sealed, opened, 1)])
                 self._manifests[sealed] = opened
@@ -64,6 +91,11 @@ class OpenedRecords:
         """By which manifest this host keeps a package: that of a sealed one which was opened, else
         its own."""
         return self._manifests.get(digest, digest)
+
+    def was_given(self, opened: Digest, name: str) -> bool:
+        """Whether the keys of an opened manifest were given for the package `name`."""
+        with self._lock:
+            return name in self._names.get(opened, ())
 
     def manifests(self) -> set[Digest]:
         """The opened manifests."""
@@ -87,11 +119,17 @@ class OpenedRecords:
             return dict(self._encrypted)
 
     def packages(self) -> dict[Digest, Manifest]:
-        """The opened manifests whose documents are here, by digest. Blocks."""
+        """The opened manifests whose documents are here, by digest, but for those that are none.
+        Blocks."""
         manifests = self.manifests()
-        for digest in manifests - self._decoded.keys():
-            if (data := self._documents.read(digest)) is not None:
+        for digest in manifests - self._decoded.keys() - self._unreadable:
+            if (data := self._documents.read(digest)) is None:
+                continue
+            try:
                 self._decoded[digest] = decode_manifest(data)
+            except Corrupt as error:
+                logger.warning("a package that was opened is left out: %s", error)
+                self._unreadable.add(digest)
         return {digest: self._decoded[digest] for digest in manifests if digest in self._decoded}
 
     def redundant(self, whole: Callable[[Digest], bool]) -> set[Digest]:

@@ -353,7 +353,7 @@ async def test_a_blob_is_decrypted_while_it_arrives(tmp_path: Path) -> None:
         whole.write(piece, encrypted[start : start + whole.layout.length(piece)])
 
     nothing = ExitStack()
-    opening = Opening(Sealed(store), plain.digest, Manifest(DESCRIPTOR, (), ()), no_fetch, no_keys, nothing)
+    opening = Opening(Sealed(store), "team-a/x", plain.digest, Manifest(DESCRIPTOR, (), ()), no_fetch, no_keys, nothing)
     await opening._follow(plain, key, whole, come)
     assert plain.complete and digest_of(plain.path.read_bytes()) == plain.digest
     assert len(seen) == whole.layout.count and seen == sorted(seen)

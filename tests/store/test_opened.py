@@ -40,7 +40,7 @@ def test_the_mark_lasts_as_long_as_the_blob(tmp_path: Path) -> None:
 def test_a_mark_of_what_never_came_is_dropped(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     store.opened.record({ENCRYPTED: ENCRYPTED})
-    store.opened.record_manifest(ENCRYPTED, ENCRYPTED)
+    store.opened.record_manifest(ENCRYPTED, ENCRYPTED, "team-a/x")
     assert store.opened.manifest(ENCRYPTED) == ENCRYPTED and not store.opened.packages()
     store.close()
     store = BlobStore(tmp_path)

@@ -85,7 +85,7 @@ class Packages:
     own origin, if it has one. What a tag names is remembered in the store, and counts for
     `stale_tag_s` while neither answers. `learn` gets the policy of each package that is found:
     reference, digest, manifest and policy; `found` gets all that are found, before. `opened` gives
-    the opened manifest of a sealed package that was opened here, and blocks. `wait_s` is how long a
+    the opened manifest of a sealed package that was opened here by this name, and blocks. `wait_s` is how long a
     pull waits for a tracker."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Packages:
         stale_tag_s: float = STALE_TAG_S,
         learn: Learn = _nothing,
         found: Callable[[str, Digest, Manifest], None] = lambda reference, digest, manifest: None,
-        opened: Callable[[Digest, Manifest], tuple[Digest, Manifest] | None] = lambda digest, manifest: None,
+        opened: Callable[[Digest, Manifest, str], tuple[Digest, Manifest] | None] = lambda digest, manifest, name: None,
     ) -> None:
         self._store, self._session, self._own_origin = store, session, own_origin
         self._wait_s, self._stale_tag_s, self._learn, self._found = wait_s, stale_tag_s, learn, found
@@ -142,7 +142,8 @@ class Packages:
         """Apply the policy of a package before anything of it is fetched."""
         self._found(str(package.reference), package.digest, package.manifest)
         sealed = package.manifest.is_sealed
-        opened = await asyncio.to_thread(self._opened, package.digest, package.manifest) if sealed else None
+        of = (package.digest, package.manifest, package.reference.name)
+        opened = await asyncio.to_thread(self._opened, *of) if sealed else None
         if policy is not None and opened is None:
             await self._learn(str(package.reference), package.digest, package.manifest, policy)
         package = replace(package, policy=policy)

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import (
     DOCUMENT_BYTES_MAX,
     MANIFEST_TYPE,
@@ -31,6 +31,7 @@ from p2pdist.model.manifest import (
     Descriptor,
     Manifest,
     Reference,
+    decode_manifest,
     encode_manifest,
     parse_reference,
 )
@@ -42,6 +43,7 @@ from p2pdist.model.sealed import (
     decode_sealed_config,
     encode_contents,
     encode_sealed_config,
+    opened_manifest,
     sealed_size,
 )
 from p2pdist.package.repository.contract import LocalRepository, OnProgress, read_content, read_manifest
@@ -220,7 +222,7 @@ async def push_encrypted(
             documents = tuple([await layout.read(digest) for digest in named])
             first = await asyncio.to_thread(sealing.documents, encode_contents(plain, documents))
             parts = [first, *[await sealing.part(blob, report) for blob in blobs]]
-            sealed, config = _assembled(parts, sealing.keys)
+            sealed, config = _assembled(manifest, parts, sealing.keys)
             items = [item for part in parts for item in part.items] + [config]
             sender = Sender(origin, layout.url, sum(item.blob.size for item in (*items, sealed)), on_progress)
             await sender.deliver(items, sealed, reference)
@@ -231,8 +233,9 @@ async def push_encrypted(
     return Pushed(reference, sealed.blob.digest, sealed.blob.size, sender.sent, sender.skipped, seconds)
 
 
-def _assembled(parts: list[_Part], keys: dict[str, WrappedKey]) -> tuple[Item, Item]:
-    """The manifest and the config of a sealed package."""
+def _assembled(plain: Manifest, parts: list[_Part], keys: dict[str, WrappedKey]) -> tuple[Item, Item]:
+    """The manifest and the config of a sealed package. Raises UsageError where hosts could not
+    keep it."""
     used = {part.key for part in parts}
     config = encode_sealed_config(
         SealedConfig({name: key for name, key in keys.items() if name in used}, tuple(part.key for part in parts))
@@ -240,6 +243,10 @@ def _assembled(parts: list[_Part], keys: dict[str, WrappedKey]) -> tuple[Item, I
     described = small_item(config, SEALED_CONFIG_TYPE)
     lists = tuple(part.items[1].blob for part in parts)
     manifest = Manifest(described.blob, (), lists, tuple(part.blob for part in parts))
+    try:
+        decode_manifest(encode_manifest(opened_manifest(plain, manifest)))
+    except Corrupt as error:
+        raise UsageError(f"hosts could not open the package: {error.what}", remedy="Pack it in fewer blobs") from error
     return small_item(encode_manifest(manifest), MANIFEST_TYPE), described
 
 
