@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import layout_option, opened_layout, origin_option, required_origin
+from p2pdist.cli.connect import encrypt_option, layout_option, opened_layout, origin_option, required_origin
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Reference, parse_reference
 
 if TYPE_CHECKING:
+    from p2pdist.origin.contract import Origin
+    from p2pdist.origin.layout import LocalLayout
     from p2pdist.package.repository.push import Pushed
     from p2pdist.package.repository.torrents import Made
 
@@ -23,15 +25,10 @@ if TYPE_CHECKING:
 @layout_option
 @origin_option
 @click.option("--torrent", is_flag=True, help="Make the torrents of the package and of its blobs as well.")
-@click.option(
-    "--encrypt-to",
-    default="",
-    metavar="RECIPIENT",
-    help="Encrypt the package for this recipient of age, which p2pdist key create prints. Also from P2PDIST_ENCRYPT_TO.",
-)
+@encrypt_option()
 @output.quiet_options
 @output.json_option
-def command(ref: str, layout: Path, origin: str | None, torrent: bool, encrypt_to: str, as_json: bool) -> None:
+def command(ref: str, layout: Path, origin: str | None, torrent: bool, encrypt_to: str | None, as_json: bool) -> None:
     """Send the package REF from the local layout to an origin. What is there already is not sent
     again.
 
@@ -76,19 +73,14 @@ def command(ref: str, layout: Path, origin: str | None, torrent: bool, encrypt_t
 
 
 def push_package(
-    reference: Reference, layout: Path, origin: str | None, *, torrent: bool, quiet: bool, encrypt_to: str = ""
+    reference: Reference, layout: Path, origin: str | None, *, torrent: bool, quiet: bool, encrypt_to: str | None
 ) -> tuple[Pushed, list[Made]]:
     """Send a package from the local layout to the origin, encrypted for a recipient where one is
     given; returns also the torrents that were made. Raises what pushing raises."""
-    from p2pdist.package.repository.push import push
 
     async def work(progress: output.Progress) -> tuple[Pushed, list[Made]]:
         async with required_origin(origin) as central, opened_layout(layout) as local:
-            if encrypt_to:
-                from p2pdist.package.repository.sealed import push_encrypted
-
-                return await push_encrypted(reference, local, central, encrypt_to, on_progress=progress), []
-            pushed = await push(reference, local, central, on_progress=progress)
+            pushed = await push_to(reference, local, central, encrypt_to, progress)
 
             def hashed(done: int, total: int) -> None:
                 progress("hashing", done, total)
@@ -101,3 +93,16 @@ def push_package(
 
     with output.Progress(quiet=quiet) as progress:
         return asyncio.run(work(progress))
+
+
+async def push_to(
+    reference: Reference, local: LocalLayout, central: Origin, encrypt_to: str | None, progress: output.Progress
+) -> Pushed:
+    """Send a package, encrypted where a recipient is given. Raises what pushing raises."""
+    if encrypt_to is None:
+        from p2pdist.package.repository.push import push
+
+        return await push(reference, local, central, on_progress=progress)
+    from p2pdist.package.repository.sealed import push_encrypted
+
+    return await push_encrypted(reference, local, central, encrypt_to, on_progress=progress)
