@@ -10,7 +10,7 @@ import base64
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -21,6 +21,13 @@ from p2pdist.model.errors import Corrupt, P2PDistError, Refused, UsageError, pri
 from p2pdist.model.sealed import CHUNK_BYTES, KEY_BYTES, NONCE_BYTES, TAG_BYTES, WrappedKey, chunk_count, sealed_size
 
 _STORED_BYTES = CHUNK_BYTES + TAG_BYTES
+
+
+class Readable(Protocol):
+    """What gives bytes in order."""
+
+    def read(self, length: int, /) -> bytes:
+        """The next bytes; fewer than `length` at the end."""
 
 
 def new_key() -> tuple[str, bytes]:
@@ -37,7 +44,7 @@ def _chunk_nonce(number: int, last: bool) -> bytes:
     return number.to_bytes(11, "big") + bytes([last])
 
 
-def encrypted(source: BinaryIO, size: int, key: bytes) -> Iterator[bytes]:
+def encrypted(source: Readable, size: int, key: bytes) -> Iterator[bytes]:
     """The encrypted blob of the next `size` bytes of `source`, chunk by chunk. Raises Corrupt where
     there are fewer."""
     nonce = os.urandom(NONCE_BYTES)

@@ -191,3 +191,17 @@ async def test_a_package_that_contradicts_itself_is_corrupt(rig: Rig) -> None:
         decode_contents(b"\xc1", sealed)
     with pytest.raises(Corrupt):
         decode_contents(data, Manifest(sealed.config, (), sealed.piece_lists, sealed.parts[:-1]))
+
+
+async def test_what_a_disk_changed_in_the_layout_is_not_encrypted(rig: Rig) -> None:
+    described = await rig.layout.resolve(REFERENCE)
+    pack_ = max(decode_manifest(await rig.layout.read(described.digest)).blobs, key=lambda blob: blob.size)
+    path = rig.layout.blob_path(pack_.digest)
+    good = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(good[:1000] + bytes([good[1000] ^ 1]) + good[1001:])
+    with pytest.raises(Corrupt, match="was altered"):
+        await rig.push()
+    assert not (rig.layout.directory / LEDGER).exists()
+    path.write_bytes(good)
+    await rig.push()

@@ -10,16 +10,18 @@ is for the same recipient. The ledger holds no key.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import (
     DOCUMENT_BYTES_MAX,
@@ -95,6 +97,21 @@ class _Part:
     items: tuple[Item, ...]
 
 
+class _Hashed:
+    """A file that is read in order, and the SHA-256 of what was read."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source, self._hash = source, hashlib.sha256()
+
+    def read(self, length: int) -> bytes:
+        data = self._source.read(length)
+        self._hash.update(data)
+        return data
+
+    def digest(self) -> Digest:
+        return Digest(f"sha256:{self._hash.hexdigest()}")
+
+
 class _Sealing:
     """One push: `key` is its own, `name` that of the key."""
 
@@ -129,7 +146,7 @@ class _Sealing:
                 f"blob {blob.digest} is not in {self._layout.url}, and only what is there can be encrypted",
                 remedy="Pack the base package there as well",
             )
-        return await asyncio.to_thread(self._encrypt, path, blob.size, on_bytes)
+        return await asyncio.to_thread(self._encrypt, path, blob.digest, blob.size, on_bytes)
 
     async def _there(self, known: Encrypted, blob: Descriptor) -> bool:
         """Whether an encrypted blob is at the origin with its piece list, and its key for the
@@ -159,16 +176,21 @@ class _Sealing:
         """The encrypted blob of the package's documents."""
         path = self._drafts / "documents"
         path.write_bytes(data)
-        return self._encrypt(path, len(data), lambda count: None)
+        return self._encrypt(path, digest_of(data), len(data), lambda count: None)
 
-    def _encrypt(self, path: Path, size: int, on_bytes: Callable[[int], None]) -> _Part:
+    def _encrypt(self, path: Path, digest: Digest, size: int, on_bytes: Callable[[int], None]) -> _Part:
+        """Encrypt a file. Raises Corrupt where it is not what `digest` names: nobody could tell
+        from the encrypted blob, and the ledger would keep the mistake."""
         output = self._drafts / f"encrypted-{path.name}"
         with path.open("rb") as source, output.open("xb", buffering=WRITE_BYTES) as file:
-            for chunk in encrypted(source, size, self._key):
+            read = _Hashed(source)
+            for chunk in encrypted(read, size, self._key):
                 if self._stopped.is_set():
                     raise P2PDistError("encrypting was cancelled")
                 file.write(chunk)
                 on_bytes(len(chunk))
+        if read.digest() != digest:
+            raise Corrupt(f"{digest} was altered in {self._layout.url}", remedy="Pack the package again")
         content = read_content(output, stopped=self._stopped)
         described = content.descriptor(SEALED_TYPE)
         items = (Item(described, output), small_item(content.pieces.encode(), PIECES_TYPE))
