@@ -3,13 +3,18 @@ encrypted packages, on real parts."""
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sealed_rig import SealedSite, sealed_site
+from test_client import serving
 
+from p2pdist.agent.api.server import make_apps
+from p2pdist.agent.buckets.package import BucketContext, PackageBucket
+from p2pdist.gateway.s3.failures import S3Failure
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, Refused, UsageError
 from p2pdist.model.manifest import (
@@ -22,6 +27,7 @@ from p2pdist.model.manifest import (
     encode_manifest,
     parse_reference,
 )
+from p2pdist.package.modelpack import pack_model
 from p2pdist.package.pack import pack
 from p2pdist.package.repository import sealed as sealed_push
 from p2pdist.package.repository.push import Pushed
@@ -96,3 +102,32 @@ async def test_a_record_of_what_is_no_manifest_is_left_out(site: SealedSite) -> 
     assert (await site.pull(h, "team-a/good:v1")).error is None
     assert len(store.opened.packages()) == 1
     store.candidates(), redundant_parts(store)
+
+
+async def test_a_bucket_of_an_encrypted_package_says_why_it_has_no_objects(site: SealedSite) -> None:
+    await site.push("team-a/t:v1", site.source(), format="tree")
+    h = await site.agent("h0")
+    agent = h.agent
+    context = BucketContext(agent.store, agent.packages, agent.pulls, agent.registry, lambda _, __: None)
+    for _ in range(2):
+        with pytest.raises(S3Failure, match="encrypted") as failure:
+            await PackageBucket("bucket", parse_reference("team-a/t:v1"), context).objects()
+        assert failure.value.status == 501
+        assert (await site.pull(h, "team-a/t:v1")).error is None, "and once it is open"
+
+
+async def test_a_program_loads_an_encrypted_model(site: SealedSite, tmp_path: Path) -> None:
+    source = site.directory / "model"
+    source.mkdir()
+    weights = bytes(range(256)) * 1000
+    (source / "model.safetensors").write_bytes(weights)
+    (source / "config.json").write_bytes(b"{}")
+    reference = parse_reference("team-a/model:v1")
+    await pack_model(source, reference, site.layout)
+    await push_encrypted(reference, site.layout, site.origin, site.recipients["team-a"])
+    h = await site.agent("h0")
+    async with serving(make_apps(h.agent)[1], tmp_path / "s") as client:
+        files = await to_thread(client.model_files, "team-a/model:v1")
+        found = {file.path: file.digest for file in files.files}
+        blob = await to_thread(client.blob_file, found["model.safetensors"], 0, 10)
+    assert Path(blob.path).read_bytes() == weights

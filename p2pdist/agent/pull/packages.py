@@ -85,8 +85,8 @@ class Packages:
     own origin, if it has one. What a tag names is remembered in the store, and counts for
     `stale_tag_s` while neither answers. `learn` gets the policy of each package that is found:
     reference, digest, manifest and policy; `found` gets all that are found, before. `opened` gives
-    the opened manifest of a sealed package that was opened here by this name, and blocks. `wait_s` is how long a
-    pull waits for a tracker."""
+    the opened manifest of a sealed package that was opened here by this name, and blocks. `wait_s`
+    is how long a pull waits for a tracker."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Packages:
         """Apply the policy of a package before anything of it is fetched."""
         self._found(str(package.reference), package.digest, package.manifest)
         sealed = package.manifest.is_sealed
-        of = (package.digest, package.manifest, package.reference.name)
+        of = (package.digest, package.manifest, str(package.reference.name))
         opened = await asyncio.to_thread(self._opened, *of) if sealed else None
         if policy is not None and opened is None:
             await self._learn(str(package.reference), package.digest, package.manifest, policy)

@@ -597,7 +597,8 @@ async def _open(
     async def ask() -> Mapping[str, bytes]:
         return await pulls._packages.keys(package, lambda text: setattr(pull, "note", text))
 
-    opening = Opening(pulls.sealed, package.reference.name, package.digest, package.manifest, fetch, ask, holds)
+    name = str(package.reference.name)
+    opening = Opening(pulls.sealed, name, package.digest, package.manifest, fetch, ask, holds)
     digest, manifest = await opening.manifest()
     await pulls._packages.learn_opened(package, digest, manifest)
     pull.parts |= {blob.digest for blob in manifest.blobs}
