@@ -151,13 +151,18 @@ def unwrap(wrapped: WrappedKey, identities: Sequence[str]) -> bytes:
             base64.b64decode(wrapped.wrapped, validate=True), [_identity(identity) for identity in identities]
         )
     except (ValueError, age.DecryptError) as error:
-        raise Refused(
-            f"none of {len(identities)} identities opens a key for {printable(wrapped.recipient[:80])}",
-            remedy="Name the namespace's identities, also those from before a rotation, or push the package again",
-        ) from error
+        raise unopened(wrapped, len(identities)) from error
     if len(key) != KEY_BYTES:
         raise Corrupt(f"a key for {printable(wrapped.recipient[:80])} has {len(key)} bytes")
     return key
+
+
+def unopened(wrapped: WrappedKey, count: int) -> Refused:
+    """That none of so many identities opens a key."""
+    return Refused(
+        f"none of {count} identities opens a key for {printable(wrapped.recipient[:80])}",
+        remedy="Name the namespace's identities, also those from before a rotation, or push the package again",
+    )
 
 
 def _recipient(text: str) -> Any:

@@ -39,6 +39,10 @@ NONCE_BYTES = 16
 TAG_BYTES = 16
 CHUNK_BYTES = 64 << 10
 
+RECIPIENT_MAX = 256
+WRAPPED_MAX = 1024
+"""Characters of a wrapped key: 328 and what age adds at random, but not dozens of recipients, each
+of which would cost a tracker a multiplication on the curve."""
 KEYS_MAX = 1024
 """Keys of one package: each push adds one at most."""
 DOCUMENTS_BYTES_MAX = 256 << 20
@@ -61,8 +65,8 @@ class WrappedKey(msgspec.Struct, frozen=True):
     """A key, readable for the holder of an age identity. `recipient` names that; `wrapped` is an
     age file in base64."""
 
-    recipient: Annotated[str, Meta(max_length=4096)]
-    wrapped: Annotated[str, Meta(max_length=8192)]
+    recipient: Annotated[str, Meta(max_length=RECIPIENT_MAX)]
+    wrapped: Annotated[str, Meta(max_length=WRAPPED_MAX)]
 
 
 class SealedConfig(msgspec.Struct, frozen=True):

@@ -31,6 +31,10 @@ def rules(text: str):  # type: ignore[no-untyped-def]
         ('[sealed."team-a/*"]\nkey = "../k"', "cannot be the name of a key"),
         ('[sealed."team-a/*"]\nkey = "k"\n[sealed."team-b/*"]\nkey = "k"', "another namespace has the key k"),
         ('[sealed."team-a/*"]\nidentity-command = ["kms"]', "no absolute path"),
+        (
+            '[sealed."team-a/*"]\nidentity-command = ["/k"]\n[sealed."team-b/*"]\nidentity-command = ["/k"]',
+            "another namespace has the same identity-command",
+        ),
         ('[sealed."Team A"]\nkey = "k"', "no pattern"),
         ('[sealed."team-a/*"]\nkeys = "k"', "unknown field"),
     ],

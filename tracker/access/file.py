@@ -238,6 +238,7 @@ def _checked(document: AccessDocument) -> AccessRules:
 def _sealed(document: AccessDocument) -> Mapping[str, SealedDocument]:
     public = Patterns.parse(document.public, "public")
     keys = [rule.key for rule in document.sealed.values() if rule.key]
+    commands = [rule.identity_command for rule in document.sealed.values() if rule.identity_command]
     for pattern, rule in document.sealed.items():
         own = Patterns.parse((pattern,), "sealed")
         if public.contains(pattern) or any(map(own.contains, document.public)):
@@ -256,6 +257,11 @@ def _sealed(document: AccessDocument) -> Mapping[str, SealedDocument]:
             raise UsageError(
                 f"sealed {pattern!r}: another namespace has the key {rule.key}, too",
                 remedy="Give each its own: a host that reads one of them could open the other",
+            )
+        if commands.count(rule.identity_command) > 1:
+            raise UsageError(
+                f"sealed {pattern!r}: another namespace has the same identity-command",
+                remedy="Have each print an identity of its own: a host that reads one could open the other",
             )
         if rule.identity_command and not rule.identity_command[0].startswith("/"):
             raise UsageError(f"sealed {pattern!r}: the command is no absolute path")

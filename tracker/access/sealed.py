@@ -6,23 +6,29 @@ of the namespace in which the package was found are tried, so the wrapped key of
 does not open, under whatever name a manifest repeats it.
 
 Identities and keys are in the memory of the tracker alone. A command runs at the first question,
-and again where what it printed does not open a key, at most every AGAIN_S.
+again every ASK_S, and where what it printed does not open a key; never more often than every
+AGAIN_S, whether or not it failed.
+
+What a wrapped key opens to is remembered, also that it does not open. Keys are unwrapped a few at a
+time, and all questions take turns, so a package with many keys does not keep others waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import subprocess
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Refused, Unavailable
+from p2pdist.model.errors import Corrupt, Refused, Unavailable
 from p2pdist.model.manifest import decode_manifest
 from p2pdist.model.sealed import WrappedKey, decode_sealed_config
-from p2pdist.sealing import identities_in, unwrap
+from p2pdist.sealing import identities_in, unopened, unwrap
 from tracker.access.control import AccessControl
 from tracker.access.file import SealedDocument
 from tracker.content import Content
@@ -30,66 +36,123 @@ from tracker.content import Content
 UNWRAPPED_MAX = 10_000
 """Keys that are remembered, those that were asked for last."""
 
+STEP = 16
+"""Keys that are unwrapped in one turn."""
+
 COMMAND_S = 30.0
 COMMAND_BYTES_MAX = 64 << 10
 AGAIN_S = 10.0
+ASK_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """What a command printed, or how it failed, and when, by the monotonic clock."""
+
+    at: float
+    identities: tuple[str, ...]
+    what: str = ""
+    remedy: str = ""
+
+    def get(self) -> tuple[str, ...]:
+        """The identities. Raises Unavailable."""
+        if not self.identities:
+            raise Unavailable(self.what, remedy=self.remedy)
+        return self.identities
 
 
 class SealedKeys:
     """Gives the keys of sealed packages. On the event loop."""
 
-    def __init__(self, control: AccessControl, content: Content) -> None:
-        self._control, self._content = control, content
-        self._unwrapped: OrderedDict[tuple[tuple[str, ...], WrappedKey], bytes] = OrderedDict()
-        """By the identities that opened it, and the wrapped key."""
-        self._printed: dict[tuple[str, ...], tuple[float, tuple[str, ...]]] = {}
-        """What each command printed, and when, by the monotonic clock."""
-        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By namespace: a command may take long."""
+    def __init__(self, control: AccessControl, content: Content, clock: Callable[[], float] = time.monotonic) -> None:
+        self._control, self._content, self._clock = control, content, clock
+        self._unwrapped: OrderedDict[bytes, bytes | None] = OrderedDict()
+        """Keys by a hash of the identities and the wrapped key, which names no identity; None where
+        none of them opens it."""
+        self._printed: dict[tuple[str, ...], _Printed] = {}
+        """By command."""
+        self._running: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Is held while a command runs."""
+        self._turn = asyncio.Lock()
+        """Is held while STEP keys are unwrapped."""
 
     async def of(self, name: str, digest: Digest) -> Mapping[str, bytes]:
         """The keys of the package `digest`, which was found under this name, by id. Raises
         NotFound, Refused, Corrupt, Unavailable."""
         rules = self._control.state.rules
-        namespace = rules.namespace(name)
-        rule = rules.sealed[namespace]
+        rule = rules.sealed[rules.namespace(name)]
         manifest = decode_manifest(await self._content.read(digest))
         config = decode_sealed_config(await self._content.read(manifest.config.digest), manifest)
-        async with self._asking[namespace]:
-            try:
-                return await self._unwrap(rule, config.keys, fresh=False)
-            except Refused:
-                if not rule.identity_command:
-                    raise
-                return await self._unwrap(rule, config.keys, fresh=True)
+        identities = await self._identities(rule, newer_than_s=ASK_S)
+        try:
+            return await self._unwrap(identities, config.keys)
+        except Refused:
+            if not rule.identity_command:
+                raise
+            return await self._unwrap(await self._identities(rule, newer_than_s=AGAIN_S), config.keys)
 
-    async def _unwrap(
-        self, rule: SealedDocument, wrapped: Mapping[str, WrappedKey], *, fresh: bool
-    ) -> Mapping[str, bytes]:
-        identities = await self._identities(rule, fresh=fresh)
-        missing = [key for key in wrapped.values() if (identities, key) not in self._unwrapped]
-        for key, opened in zip(missing, await asyncio.to_thread(_unwrap_all, missing, identities), strict=True):
-            self._unwrapped[identities, key] = opened
-        keys = {name: self._unwrapped[identities, key] for name, key in wrapped.items()}
-        for key in wrapped.values():
-            self._unwrapped.move_to_end((identities, key))
-        while len(self._unwrapped) > UNWRAPPED_MAX:
-            self._unwrapped.popitem(last=False)
+    async def _unwrap(self, identities: tuple[str, ...], wrapped: Mapping[str, WrappedKey]) -> Mapping[str, bytes]:
+        """All keys, by id. Raises Refused at the first one that does not open."""
+        names, keys = list(wrapped), dict[str, bytes]()
+        for start in range(0, len(names), STEP):
+            step = {name: wrapped[name] for name in names[start : start + STEP]}
+            hashes = {name: _hash(identities, key) for name, key in step.items()}
+            opened = self._remembered(hashes.values())
+            if len(opened) < len(set(hashes.values())):
+                async with self._turn:
+                    opened = self._remembered(hashes.values())
+                    missing = {hashes[name]: key for name, key in step.items() if hashes[name] not in opened}
+                    opened |= await asyncio.to_thread(_unwrap_all, missing, identities) if missing else {}
+                    self._unwrapped.update(opened)  # others may have pushed some of it out meanwhile
+            for name, known in hashes.items():
+                key = opened[known]
+                if key is None:
+                    raise unopened(step[name], len(identities))
+                self._unwrapped.move_to_end(known)
+                keys[name] = key
+            while len(self._unwrapped) > UNWRAPPED_MAX:
+                self._unwrapped.popitem(last=False)
         return keys
 
-    async def _identities(self, rule: SealedDocument, *, fresh: bool) -> tuple[str, ...]:
+    def _remembered(self, hashes: Iterable[bytes]) -> dict[bytes, bytes | None]:
+        return {known: self._unwrapped[known] for known in hashes if known in self._unwrapped}
+
+    async def _identities(self, rule: SealedDocument, *, newer_than_s: float) -> tuple[str, ...]:
+        """The identities of a namespace, read from its files, or printed by its command so long ago
+        at most."""
         command = rule.identity_command
         if not command:
             return await asyncio.to_thread(self._control.directory.identities, rule.key)
-        at, printed = self._printed.get(command, (-AGAIN_S, ()))
-        if not printed or (fresh and time.monotonic() - at >= AGAIN_S):
-            printed = await asyncio.to_thread(_printed_by, command)
-            self._printed[command] = time.monotonic(), printed
-        return printed
+        async with self._running[command]:
+            printed = self._printed.get(command)
+            limit_s = newer_than_s if printed is not None and printed.identities else AGAIN_S
+            if printed is None or self._clock() - printed.at >= limit_s:
+                printed = self._printed[command] = await asyncio.to_thread(_outcome, command, self._clock)
+        return printed.get()
 
 
-def _unwrap_all(wrapped: list[WrappedKey], identities: tuple[str, ...]) -> list[bytes]:
-    return [unwrap(key, identities) for key in wrapped]
+def _hash(identities: tuple[str, ...], key: WrappedKey) -> bytes:
+    return hashlib.sha256("\0".join((key.recipient, key.wrapped, *identities)).encode()).digest()
+
+
+def _unwrap_all(wrapped: Mapping[bytes, WrappedKey], identities: tuple[str, ...]) -> dict[bytes, bytes | None]:
+    """What each opens to, by hash; None where it does not."""
+    found = dict[bytes, bytes | None]()
+    for known, key in wrapped.items():
+        try:
+            found[known] = unwrap(key, identities)
+        except (Refused, Corrupt):
+            found[known] = None
+    return found
+
+
+def _outcome(command: tuple[str, ...], clock: Callable[[], float]) -> _Printed:
+    """Run a command."""
+    try:
+        identities = _printed_by(command)
+    except Unavailable as error:
+        return _Printed(clock(), (), error.what, error.remedy)
+    return _Printed(clock(), identities)
 
 
 def _printed_by(command: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,159 @@
+"""Keys of encrypted packages at a tracker: what one package or command costs others."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyrage
+import pytest
+from sealed_rig import SealedSite, sealed_site
+
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.errors import Corrupt, P2PDistError, Refused, Unavailable
+from p2pdist.model.manifest import Descriptor, decode_manifest, encode_manifest
+from p2pdist.model.sealed import (
+    KEYS_MAX,
+    SEALED_CONFIG_TYPE,
+    SealedConfig,
+    WrappedKey,
+    decode_sealed_config,
+    encode_sealed_config,
+)
+from p2pdist.sealing import new_identity, wrap
+from tracker.access import sealed as module
+from tracker.access.file import SealedDocument
+from tracker.access.sealed import SealedKeys
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[SealedSite]:
+    async with sealed_site(tmp_path) as made:
+        yield made
+
+
+async def with_keys(site: SealedSite, package: Digest, more: dict[str, WrappedKey]) -> Digest:
+    """A package at the origin with further wrapped keys."""
+    manifest = decode_manifest(await site.origin.read(package))
+    config = decode_sealed_config(await site.origin.read(manifest.config.digest), manifest)
+    body = encode_sealed_config(SealedConfig({**config.keys, **more}, config.parts))
+    described = Descriptor(SEALED_CONFIG_TYPE, digest_of(body), len(body))
+    data = encode_manifest(replace(manifest, config=described))
+    for document in (body, data):
+        await site.origin.write_document(document)
+    return digest_of(data)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, first: Callable[[], object] = lambda: None) -> list[int]:
+    """How many keys each turn unwrapped. `first` is called in each, in its thread."""
+    turns: list[int] = []
+    unwrap_all = module._unwrap_all
+
+    def count(wrapped: dict[bytes, WrappedKey], identities: tuple[str, ...]) -> dict[bytes, bytes | None]:
+        turns.append(len(wrapped))
+        first()
+        return unwrap_all(wrapped, identities)
+
+    monkeypatch.setattr(module, "_unwrap_all", count)
+    return turns
+
+
+async def test_a_package_with_many_keys_takes_turns_with_others(
+    site: SealedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = {f"{number:016x}": wrap(os.urandom(32), site.recipients["team-a"]) for number in range(5 * module.STEP)}
+    one = {"0" * 16: wrap(os.urandom(32), site.recipients["team-a"])}
+    keys, identities = site.service.access.sealed, site.control.directory.identities("team-a")
+    began, go = threading.Event(), threading.Event()
+    turns = counted(monkeypatch, lambda: (began.set(), go.wait(30)))
+    slow = asyncio.create_task(keys._unwrap(identities, many))
+    await asyncio.to_thread(began.wait, 30)
+    other = asyncio.create_task(keys._unwrap(identities, one))
+    await asyncio.sleep(0)
+    go.set()
+    assert len(await other) == 1 and len(await slow) == len(many)
+    assert turns == [module.STEP, 1] + [module.STEP] * 4, "the other waited for one turn"
+    assert await keys._unwrap(identities, many) == await slow and len(turns) == 6, "all of it is remembered"
+
+
+async def test_a_key_that_does_not_open_is_remembered(site: SealedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed = await site.push("team-a/p:v1", site.source())
+    package = await with_keys(site, pushed.digest, {"0" * 16: wrap(os.urandom(32), new_identity()[1])})
+    keys, turns = site.service.access.sealed, counted(monkeypatch)
+    for _ in range(3):
+        with pytest.raises(Refused, match="none of 1 identities"):
+            await keys.of("team-a/p", package)
+    assert turns == [2]
+
+
+async def test_a_key_wrapped_for_dozens_is_refused_before_any_work(
+    site: SealedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed = await site.push("team-a/p:v1", site.source())
+    others = [pyrage.x25519.Recipient.from_str(new_identity()[1]) for _ in range(40)]
+    wrapped = base64.b64encode(pyrage.encrypt(os.urandom(32), others)).decode()
+    package = await with_keys(site, pushed.digest, {"0" * 16: WrappedKey(site.recipients["team-a"], wrapped)})
+    turns = counted(monkeypatch)
+    with pytest.raises(Corrupt):
+        await site.service.access.sealed.of("team-a/p", package)
+    assert not turns and KEYS_MAX <= 1024
+
+
+async def test_no_failure_holds_an_identity(site: SealedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question whose keys others push out of memory meanwhile is answered all the same."""
+    monkeypatch.setattr(module, "UNWRAPPED_MAX", 4)
+    keys = SealedKeys(site.control, site.service.content)
+    documents = {key: site.control.directory.identities(key) for key in ("team-a", "team-b")}
+    a = {f"{number:016x}": wrap(os.urandom(32), site.recipients["team-a"]) for number in range(3)}
+    b = {f"{number:016x}": wrap(os.urandom(32), site.recipients["team-b"]) for number in range(4)}
+    await keys._unwrap(documents["team-a"], a)
+    unwrap_all, loop = module._unwrap_all, asyncio.get_running_loop()
+
+    def while_others_ask(wrapped: dict[bytes, WrappedKey], identities: tuple[str, ...]) -> dict[bytes, bytes | None]:
+        if len(wrapped) == 1:  # the keys of before go meanwhile
+            loop.call_soon_threadsafe(keys._unwrapped.clear)
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+        return unwrap_all(wrapped, identities)
+
+    monkeypatch.setattr(module, "_unwrap_all", while_others_ask)
+    again = await keys._unwrap(documents["team-a"], {**a, "f" * 16: wrap(os.urandom(32), site.recipients["team-a"])})
+    assert len(again) == 4
+    assert len(await keys._unwrap(documents["team-b"], b)) == 4
+    assert not any("AGE-SECRET" in repr(known) for known in keys._unwrapped)
+
+
+async def test_a_command_is_asked_again_after_an_hour_and_after_a_failure(tmp_path: Path, site: SealedSite) -> None:
+    script, calls, (first, second) = tmp_path / "kms", tmp_path / "calls", (new_identity()[0], new_identity()[0])
+    now = [1000.0]
+
+    def prints(body: str) -> None:
+        script.write_text(f"#!/bin/sh\necho x >> {calls}\n{body}\n")
+        script.chmod(0o755)
+
+    keys = SealedKeys(site.control, site.service.content, clock=lambda: now[0])
+    rule = SealedDocument(identity_command=(str(script),))
+
+    async def ask() -> tuple[str, ...] | P2PDistError:
+        try:
+            return await keys._identities(rule, newer_than_s=module.ASK_S)
+        except Unavailable as error:
+            return error
+
+    prints("exit 1")
+    failures = await asyncio.gather(*[ask() for _ in range(10)])
+    assert all(isinstance(failure, Unavailable) for failure in failures) and calls.read_text() == "x\n"
+    prints(f"echo {first}")
+    assert isinstance(await ask(), Unavailable), "a failure is remembered for a moment"
+    now[0] += module.AGAIN_S
+    assert await ask() == (first,)
+    prints(f"echo {second}")
+    now[0] += module.ASK_S - 1
+    assert await ask() == (first,)
+    now[0] += 1
+    assert await ask() == (second,)
+    assert calls.read_text() == "x\n" * 3
