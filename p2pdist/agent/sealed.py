@@ -25,7 +25,7 @@ import msgspec
 from p2pdist.agent.tasks import in_thread
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused, Unavailable
 from p2pdist.model.manifest import Descriptor, Manifest, Reference, decode_manifest, encode_manifest
 from p2pdist.model.messages import PackageKeys
 from p2pdist.model.pieces import PieceList
@@ -42,7 +42,7 @@ from p2pdist.model.sealed import (
 from p2pdist.model.selection import Selection
 from p2pdist.sealing import EncryptedBlob, decrypted
 from p2pdist.store.blobs.blob import READ_BYTES_MAX, Blob
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, begin_opened
 from p2pdist.store.trees.damage import damaged
 
 AT_ONCE = 2
@@ -50,6 +50,10 @@ AT_ONCE = 2
 
 STEP_BYTES = 4 << 20
 """So much is decrypted by a thread at a time."""
+
+PLAIN_WAIT_S = 60.0
+PLAIN_PAUSE_S = 0.1
+"""A blob that a pull brings for a package that is not encrypted is waited for, and looked at."""
 
 Come = Callable[[int], Awaitable[None]]
 """Returns once a piece of a blob is here."""
@@ -211,24 +215,38 @@ class Opening:
                     self._holds.enter_context(here.held())
                     return here
             key = await self._key(part)  # a host that gets none fetches nothing
-            plain = await in_thread(partial(self._begin, blob, part), Blob.release)
+            plain = await self._begun(blob, part)
             self._holds.callback(plain.release)
+            if plain.complete:  # by the pull that was waited for
+                return plain
             with ExitStack() as hold:  # once it is open, the encrypted one may make room
                 encrypted = await self._fetch(part, hold, partial(self._follow, plain, key))
                 if not plain.complete:  # the encrypted one was here
                     await self._follow(plain, key, encrypted, _is_here)
         return plain
 
-    def _begin(self, blob: Descriptor, part: Descriptor) -> Blob:
+    async def _begun(self, blob: Descriptor, part: Descriptor) -> Blob:
+        """The blob that is to be written, held. Raises Unavailable while a pull brings it for a
+        package that is not encrypted."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PLAIN_WAIT_S
+        while (plain := await in_thread(partial(self._begin, blob, part), _release)) is None:
+            if loop.time() >= deadline:
+                raise Unavailable(
+                    f"{blob.digest} is being pulled for a package that is not encrypted",
+                    remedy="Wait for that pull, or cancel it",
+                )
+            await asyncio.sleep(PLAIN_PAUSE_S)
+        return plain
+
+    def _begin(self, blob: Descriptor, part: Descriptor) -> Blob | None:
         data = self._store.read_document(blob.pieces_digest)
         if data is None:
             raise Corrupt(f"the piece list of {blob.digest} is gone from the store", remedy="Pull again")
         pieces = PieceList.decode(data)
         if pieces.layout != blob.layout:
             raise Corrupt(f"the piece list of {blob.digest} is for a blob of another size")
-        if self._store.get(blob.digest) is None:
-            self._store.opened.record({blob.digest: part.digest})
-        return self._store.begin_held(blob.digest, pieces)
+        return begin_opened(self._store, blob.digest, pieces, part.digest)
 
     async def _follow(self, plain: Blob, key: bytes, encrypted: Blob, piece: Come) -> None:
         """Decrypt a blob while the encrypted one arrives."""
@@ -251,6 +269,11 @@ class Opening:
                         working.exception()
                     raise
         await asyncio.to_thread(plain.finish)
+
+
+def _release(blob: Blob | None) -> None:
+    if blob is not None:
+        blob.release()
 
 
 async def _is_here(piece: int) -> None:

@@ -165,6 +165,12 @@ class Index:
                 f"the store {self._path.parent} was made by another release (index version {version})",
                 remedy="Use that release, or another store directory",
             )
+        tables = {row[0] for row in self._database.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        if version == _OPENED_VERSION and "opened" not in tables:
+            raise Corrupt(
+                f"the index {self._path} does not say any more what was decrypted, which no other host may get",
+                remedy="Remove the store directory and pull again",
+            )
         self._database.executescript(_SCHEMA)
         if not any(row[1] == "pages" for row in self._database.execute("PRAGMA table_info(trees)")):
             self._database.execute("ALTER TABLE trees ADD COLUMN pages BLOB NOT NULL DEFAULT x''")

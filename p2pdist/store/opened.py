@@ -103,7 +103,7 @@ class OpenedRecords:
             return set(self._manifests.values())
 
     def forget(self, digest: Digest) -> None:
-        """A blob that was opened has come as it is, too: others may get it."""
+        """A blob that was to be opened was not begun."""
         with self._lock:
             if digest in self._encrypted:
                 remove_opened(self._index, [digest])

@@ -500,6 +500,44 @@ def stored_manifest(store: BlobStore, digest: Digest) -> Manifest | None:
     return decode_manifest(data) if data is not None else None
 
 
+def begin_opened(store: BlobStore, digest: Digest, pieces: PieceList, encrypted: Digest) -> Blob | None:
+    """The blob, complete or partial, held for the caller to release, to be decrypted from the blob
+    `encrypted`: a partial one is marked as such. None while a pull fetches it as it is: what is
+    written then goes to other hosts. Raises what BlobStore.begin raises."""
+    while True:
+        with store._lock:
+            found = store.get(digest)
+            if found is not None and not found.complete and digest not in store.opened:
+                if found.in_use:
+                    return None
+                store._discard(found)
+                found = None
+            if found is None:  # the mark before the blob, and nothing in between
+                store.opened.record({digest: encrypted})
+                try:
+                    return store.begin_held(digest, pieces)
+                except BaseException:
+                    store.opened.forget(digest)
+                    raise
+        blob = store.begin_held(digest, pieces)  # which may read it, and not under the lock
+        if blob.complete or digest in store.opened:
+            return blob
+        blob.release()  # it was evicted meanwhile, or is of another piece list
+
+
+def drop_opened(store: BlobStore, digest: Digest) -> bool:
+    """Remove what is decrypted of a blob in part; returns whether that is gone, or complete. False
+    while it is in use."""
+    with store._lock:
+        blob = store.get(digest)
+        if blob is None or blob.complete or digest not in store.opened:
+            return True
+        if blob.in_use:
+            return False
+        store._discard(blob)
+        return True
+
+
 def redundant_parts(store: BlobStore) -> set[Digest]:
     """Packs and encrypted blobs that a store does not need: their contents are here. Blocks."""
     opened = {part.digest for manifest in store.opened.packages().values() for part in manifest.parts}

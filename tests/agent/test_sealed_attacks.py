@@ -3,8 +3,11 @@ encrypted packages, on real parts."""
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from asyncio import to_thread
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +15,13 @@ import pytest
 from sealed_rig import SealedSite, sealed_site
 from test_client import serving
 
+from p2pdist.agent import sealed as sealed_agent
 from p2pdist.agent.api.server import make_apps
 from p2pdist.agent.buckets.package import BucketContext, PackageBucket
+from p2pdist.agent.sealed import Opening
 from p2pdist.gateway.s3.failures import S3Failure
-from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Corrupt, Refused, UsageError
+from p2pdist.model.digest import Digest, digest_of, hex_of
+from p2pdist.model.errors import Corrupt, Refused, Unavailable, UsageError
 from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,
     MANIFEST_TYPE,
@@ -27,11 +32,13 @@ from p2pdist.model.manifest import (
     encode_manifest,
     parse_reference,
 )
+from p2pdist.model.pieces import PieceList
 from p2pdist.package.modelpack import pack_model
 from p2pdist.package.pack import pack
 from p2pdist.package.repository import sealed as sealed_push
-from p2pdist.package.repository.push import Pushed
+from p2pdist.package.repository.push import Pushed, push
 from p2pdist.package.repository.sealed import push_encrypted
+from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import redundant_parts
 
 
@@ -131,3 +138,113 @@ async def test_a_program_loads_an_encrypted_model(site: SealedSite, tmp_path: Pa
         found = {file.path: file.digest for file in files.files}
         blob = await to_thread(client.blob_file, found["model.safetensors"], 0, 10)
     assert Path(blob.path).read_bytes() == weights
+
+
+async def plain_copy(site: SealedSite, source: Path, name: str = "team-b/plain:v1") -> None:
+    """Push what is in an encrypted package as it is, too."""
+    await pack(source, parse_reference(name), site.layout, level=1)
+    await push(parse_reference(name), site.layout, site.origin)
+
+
+async def test_a_manifest_that_names_what_is_open_makes_no_host_serve_it(site: SealedSite) -> None:
+    source = site.source()
+    await site.push("team-a/secret:v1", source)
+    h = await site.agent("h0")
+    pull = await site.pull(h, "team-a/secret:v1")
+    assert pull.package is not None
+    layer = pull.package.manifest.layers[0].digest
+    await plain_copy(site, source)
+    site.origin_path.joinpath("blobs", "sha256", hex_of(layer)).unlink()  # only documents need be pushed
+    for _ in range(2):
+        assert (await site.pull(h, "team-b/plain:v1")).error is None
+        assert layer in h.agent.store.opened and not h.agent.registry.serves(layer)
+        await h.stop()
+        await h.start()
+
+
+async def test_what_is_decrypted_in_part_is_no_part_of_a_pull_for_others(site: SealedSite) -> None:
+    """A pull of the same blob, not encrypted, begins anew once the opening has ended."""
+    source = site.source(size=2_000_000)
+    await site.push("team-a/p:v1", source)
+    await plain_copy(site, source)
+    h = await site.agent("h0")
+
+    async def cut(self: Opening, *_: object) -> None:
+        raise Unavailable("cut")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Opening, "_follow", cut)
+        assert (await site.pull(h, "team-a/p:v1")).error is not None
+    store = h.agent.store
+    (layer,) = [digest for digest in store.opened.encrypted() if store.get(digest) is not None]
+    pull = await site.pull(h, "team-b/plain:v1")
+    assert pull.error is None and layer not in store.opened and h.agent.registry.serves(layer)
+    both = await site.agent("h1")
+    done = await asyncio.gather(site.pull(both, "team-a/p:v1"), site.pull(both, "team-b/plain:v1"))
+    assert [pull.error for pull in done] == [None, None]
+    assert both.agent.registry.serves(layer) != (layer in both.agent.store.opened)
+
+
+async def test_an_opening_does_not_write_into_what_others_get(
+    site: SealedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = site.source()
+    await site.push("team-a/p:v1", source)
+    await plain_copy(site, source)
+    manifest = decode_manifest(
+        await site.layout.read((await site.layout.resolve(parse_reference("team-b/plain:v1"))).digest)
+    )
+    layer = manifest.layers[0]
+    h = await site.agent("h0")
+    lists = PieceList.decode(await site.layout.read(layer.pieces_digest))
+    monkeypatch.setattr(sealed_agent, "PLAIN_WAIT_S", 0.0)
+    serving = h.agent.store.begin_held(layer.digest, lists)  # as a pull for team-b that waits for storage
+    pull = await site.pull(h, "team-a/p:v1")
+    assert isinstance(pull.error, Unavailable) and "is being pulled" in pull.error.what
+    assert len(serving.have) == 0
+    serving.release()
+    assert (await site.pull(h, "team-a/p:v1")).error is None and layer.digest in h.agent.store.opened
+
+
+async def test_a_blob_that_is_evicted_while_it_is_begun_keeps_its_mark(site: SealedSite) -> None:
+    await site.push("team-a/p:v1", site.source())
+    h = await site.agent("h0")
+    store = h.agent.store
+    begin = Opening._begin
+
+    def evicted(self: Opening, blob: Descriptor, part: Descriptor) -> Blob | None:
+        partial = begin(self, blob, part)
+        assert partial is not None
+        partial.release()
+        get, armed = store.get, [True]
+
+        def get_and_evict(digest: Digest) -> Blob | None:
+            found = get(digest)
+            if digest == blob.digest and armed and armed.pop():
+                store._discard(partial)  # as what makes room for another pull does
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "get", get_and_evict)
+            return begin(self, blob, part)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Opening, "_begin", evicted)
+        pull = await site.pull(h, "team-a/p:v1")
+    assert pull.error is None and pull.package is not None
+    layer = pull.package.manifest.layers[0].digest
+    for _ in range(2):
+        assert layer in h.agent.store.opened and not h.agent.registry.serves(layer)
+        await h.stop()
+        await h.start()
+
+
+async def test_a_store_that_lost_its_marks_is_not_opened(site: SealedSite) -> None:
+    await site.push("team-a/p:v1", site.source())
+    h = await site.agent("h0")
+    assert (await site.pull(h, "team-a/p:v1")).error is None
+    await h.stop()
+    with closing(sqlite3.connect(h.settings.store / "index.sqlite")) as database:
+        database.execute("DROP TABLE opened")
+    with pytest.raises(Corrupt, match="what was decrypted"):
+        await h.start()
