@@ -21,6 +21,8 @@ from p2pdist.model.errors import Corrupt, P2PDistError, Refused, UsageError, pri
 from p2pdist.model.sealed import CHUNK_BYTES, KEY_BYTES, NONCE_BYTES, TAG_BYTES, WrappedKey, chunk_count, sealed_size
 
 _STORED_BYTES = CHUNK_BYTES + TAG_BYTES
+_STEP_BYTES = 8 * CHUNK_BYTES
+"""So much of a whole blob is decrypted at a time."""
 
 
 class Readable(Protocol):
@@ -92,14 +94,21 @@ class EncryptedBlob:
 
 def decrypted(data: bytes, key: bytes, name: str) -> bytes:
     """The plaintext of a whole encrypted blob. Raises Corrupt."""
-    size = len(data) - NONCE_BYTES - TAG_BYTES * max(1, -(-(len(data) - NONCE_BYTES) // _STORED_BYTES))
-    if size < 0 or sealed_size(size) != len(data):
-        raise Corrupt(f"{name} is no encrypted blob: no plaintext gives {len(data)} bytes")
+    return bytes(decrypted_from(lambda start, length: data[start : start + length], len(data), key, name))
+
+
+def decrypted_from(read: Callable[[int, int], bytes], stored: int, key: bytes, name: str) -> bytearray:
+    """The plaintext of an encrypted blob of `stored` bytes, which is in memory once. `read` and
+    `name` as of EncryptedBlob. Raises Corrupt."""
+    size = stored - NONCE_BYTES - TAG_BYTES * max(1, -(-(stored - NONCE_BYTES) // _STORED_BYTES))
+    if size < 0 or sealed_size(size) != stored:
+        raise Corrupt(f"{name} is no encrypted blob: no plaintext gives {stored} bytes")
+    blob, plain = EncryptedBlob(read, size, key, name), bytearray()
     if not size:
-        return EncryptedBlob(lambda start, length: data[start : start + length], 0, key, name)._open(
-            0, memoryview(data)[NONCE_BYTES:]
-        )
-    return EncryptedBlob(lambda start, length: data[start : start + length], size, key, name).plain(0, size)
+        blob._open(0, memoryview(read(NONCE_BYTES, TAG_BYTES)))
+    for start in range(0, size, _STEP_BYTES):
+        plain += blob.plain(start, min(_STEP_BYTES, size - start))
+    return plain
 
 
 # -- keys
@@ -127,9 +136,10 @@ def recipient_of(identity: str) -> str:
 
 
 def check_recipient(recipient: str) -> str:
-    """Raises UsageError for what is no recipient of age."""
+    """The recipient, without blanks around it. Raises UsageError for what is no recipient of
+    age."""
     _recipient(recipient)
-    return recipient
+    return recipient.strip()
 
 
 def identities_in(text: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import tracemalloc
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -18,6 +19,7 @@ from p2pdist.sealing import (
     EncryptedBlob,
     check_recipient,
     decrypted,
+    decrypted_from,
     encrypted,
     identities_in,
     new_identity,
@@ -165,3 +167,15 @@ def test_an_identity_is_in_no_message() -> None:
 def test_files_of_age_keygen_are_read() -> None:
     identity, recipient = new_identity()
     assert identities_in(f"# created: today\n# public key: {recipient}\n{identity}\n\n") == (identity,)
+
+
+def test_a_whole_blob_is_in_memory_once() -> None:
+    size = 8 << 20
+    stored = b"".join(encrypted(io.BytesIO(bytes(size)), size, KEY))
+    tracemalloc.start()
+    try:
+        plain = decrypted_from(lambda start, length: stored[start : start + length], len(stored), KEY, "x")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert plain == bytes(size) and peak < 1.5 * size

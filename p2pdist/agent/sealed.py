@@ -40,8 +40,8 @@ from p2pdist.model.sealed import (
     sealed_size,
 )
 from p2pdist.model.selection import Selection
-from p2pdist.sealing import EncryptedBlob, decrypted
-from p2pdist.store.blobs.blob import READ_BYTES_MAX, Blob
+from p2pdist.sealing import EncryptedBlob, decrypted_from
+from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore, begin_opened
 from p2pdist.store.trees.damage import damaged
 
@@ -138,7 +138,8 @@ class Opening:
         self._fetch, self._ask_keys, self._holds = fetch, ask_keys, holds
         self._encrypted: Mapping[Digest, Descriptor] = {}
         """The encrypted blob of each blob of the package."""
-        self._keys: Mapping[str, bytes] | None = None
+        self._keys: Mapping[Digest, bytes | None] | None = None
+        """The key of each encrypted blob; None where the tracker gave none."""
         self._asking = asyncio.Lock()
 
     async def manifest(self) -> tuple[Digest, Manifest]:
@@ -167,13 +168,13 @@ class Opening:
         key = await self._key(part)
         with ExitStack() as hold:
             blob = await self._fetch(part, hold, None)
-            return await asyncio.to_thread(self._store_documents, blob, key)
+            async with self._sealed.slots:  # all of them are in memory
+                return await asyncio.to_thread(self._store_documents, blob, key)
 
     def _store_documents(self, blob: Blob, key: bytes) -> tuple[Digest, Manifest]:
         with blob.held():
-            steps = range(0, blob.size, READ_BYTES_MAX)
-            data = b"".join(blob.read_range(start, min(READ_BYTES_MAX, blob.size - start)) for start in steps)
-        contents = decode_contents(decrypted(data, key, blob.digest), self._manifest)
+            plain = decrypted_from(blob.read_range, blob.size, key, blob.digest)
+        contents = decode_contents(plain, self._manifest)
         manifest = opened_manifest(contents.manifest, self._manifest)
         encoded = encode_manifest(manifest)
         decode_manifest(encoded)  # what was sealed may be within the limits, and this over them
@@ -187,9 +188,10 @@ class Opening:
     async def _key(self, part: Descriptor) -> bytes:
         async with self._asking:
             if self._keys is None:
-                self._keys = await self._ask_keys()
-        config = await asyncio.to_thread(self._config)
-        key = self._keys.get(config.parts[self._manifest.parts.index(part)])
+                given, config = await self._ask_keys(), await asyncio.to_thread(self._config)
+                parts = zip(self._manifest.parts, config.parts, strict=True)
+                self._keys = {described.digest: given.get(name) for described, name in parts}
+        key = self._keys.get(part.digest)
         if key is None:
             raise Corrupt(f"the tracker gave no key for {part.digest}", remedy="Push the package again")
         return key

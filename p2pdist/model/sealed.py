@@ -30,7 +30,7 @@ from msgspec import Meta
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, Corrupt
-from p2pdist.model.manifest import SEALED_MAX, Descriptor, Manifest, decode_manifest
+from p2pdist.model.manifest import SEALED_MAX, SEALED_TYPE, Descriptor, Manifest, decode_manifest
 
 SEALED_CONFIG_TYPE = "application/vnd.p2pdist.sealed.config.v1+json"
 
@@ -45,7 +45,7 @@ WRAPPED_MAX = 1024
 of which would cost a tracker a multiplication on the curve."""
 KEYS_MAX = 1024
 """Keys of one package: each push adds one at most."""
-DOCUMENTS_BYTES_MAX = 256 << 20
+DOCUMENTS_BYTES_MAX = 64 << 20
 """Of the documents of a sealed package together."""
 
 _KEY_ID = re.compile(r"[0-9a-f]{16}\Z")
@@ -117,7 +117,7 @@ def encode_contents(manifest: bytes, documents: tuple[bytes, ...]) -> bytes:
     return _encoder.encode(_Documents(manifest, documents))
 
 
-def decode_contents(data: bytes, sealed: Manifest) -> Contents:
+def decode_contents(data: bytes | bytearray, sealed: Manifest) -> Contents:
     """The plaintext of the first part of the package `sealed`. Raises Corrupt, also where the parts
     are not those of what was sealed."""
     try:
@@ -153,5 +153,5 @@ def is_opened_from(manifest: Manifest, sealed: Manifest) -> bool:
 
 def encrypted_by(manifest: Manifest) -> Mapping[Digest, Descriptor]:
     """The encrypted blob of each layer and part of an opened manifest."""
-    plain = [blob for blob in manifest.blobs if blob not in manifest.encrypted]
+    plain = [blob for blob in manifest.blobs if blob.media_type != SEALED_TYPE]
     return {blob.digest: part for blob, part in zip(plain, manifest.encrypted[1:], strict=True)}

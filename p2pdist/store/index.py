@@ -165,12 +165,8 @@ class Index:
                 f"the store {self._path.parent} was made by another release (index version {version})",
                 remedy="Use that release, or another store directory",
             )
-        tables = {row[0] for row in self._database.execute("SELECT name FROM sqlite_master WHERE type='table'")}
-        if version == _OPENED_VERSION and "opened" not in tables:
-            raise Corrupt(
-                f"the index {self._path} does not say any more what was decrypted, which no other host may get",
-                remedy="Remove the store directory and pull again",
-            )
+        if version == _OPENED_VERSION:
+            _check_opened(self._database, self._path)
         self._database.executescript(_SCHEMA)
         if not any(row[1] == "pages" for row in self._database.execute("PRAGMA table_info(trees)")):
             self._database.execute("ALTER TABLE trees ADD COLUMN pages BLOB NOT NULL DEFAULT x''")
@@ -441,6 +437,15 @@ class Index:
                     remedy="Move the store directory away; what it held will be fetched again",
                 ) from error
             raise P2PDistError(f"the index {self._path} cannot be used: {error}", remedy="Check the disk") from error
+
+
+def _check_opened(database: sqlite3.Connection, path: Path) -> None:
+    """Raises Corrupt where an index lost the table of what was opened."""
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE type='table' AND name='opened'").fetchone():
+        raise Corrupt(
+            f"the index {path} does not say any more what was decrypted, which no other host may get",
+            remedy="Remove the store directory and pull again",
+        )
 
 
 def opened_rows(index: Index) -> list[tuple[Digest, Digest, int]]:

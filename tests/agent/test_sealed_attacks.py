@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from asyncio import to_thread
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -15,6 +16,8 @@ import pytest
 from sealed_rig import SealedSite, sealed_site
 from test_client import serving
 
+import tracker.access.sealed
+import tracker.http.content
 from p2pdist.agent import sealed as sealed_agent
 from p2pdist.agent.api.server import make_apps
 from p2pdist.agent.buckets.package import BucketContext, PackageBucket
@@ -248,3 +251,31 @@ async def test_a_store_that_lost_its_marks_is_not_opened(site: SealedSite) -> No
         database.execute("DROP TABLE opened")
     with pytest.raises(Corrupt, match="what was decrypted"):
         await h.start()
+
+
+async def test_a_package_that_is_encrypted_in_part_is_none(site: SealedSite) -> None:
+    pushed = await site.push("team-a/p:v1", site.source())
+    sealed = decode_manifest(await site.origin.read(pushed.digest))
+    await plain_copy(site, site.source("plain"), "team-a/plain:v1")
+    plain = decode_manifest(
+        await site.origin.read((await site.origin.resolve(parse_reference("team-a/plain:v1"))).digest)
+    )
+    data = encode_manifest(replace(plain, parts=sealed.parts, piece_lists=(*plain.piece_lists, *sealed.piece_lists)))
+    await site.origin.write_document(data)
+    await site.origin.tag(parse_reference("team-a/mixed:v1"), Descriptor(MANIFEST_TYPE, digest_of(data), len(data)))
+    pull = await site.pull(await site.agent("h0"), "team-a/mixed:v1")
+    assert isinstance(pull.error, Corrupt) and "encrypted in part" in pull.error.what
+
+
+async def test_a_tracker_decodes_manifests_beside_its_loop(site: SealedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def decode(data: bytes) -> Manifest:
+        threads.append(threading.current_thread())
+        return decode_manifest(data)
+
+    for module in (tracker.http.content, tracker.access.sealed):
+        monkeypatch.setattr(module, "decode_manifest", decode)
+    await site.push("team-a/p:v1", site.source())
+    assert (await site.pull(await site.agent("h0"), "team-a/p:v1")).error is None
+    assert len(threads) >= 2 and threading.main_thread() not in threads

@@ -496,6 +496,7 @@ async def test_a_package_that_does_not_fit_open_says_so(site: SealedSite) -> Non
     running = await site.agent("h0", "a", capacity_bytes=600_000)
     pull = await site.pull(running, "team-a/p:v1")
     assert isinstance(pull.error, DiskFull), pull.error
+    assert pull.error.never_fits and pull.error.details["capacity"] == running.agent.store.capacity
     assert not holds_mark(running.settings.store)
 
 

@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound, UsageError
-from p2pdist.model.manifest import SEALED_TYPE, Manifest, decode_config, decode_manifest, parse_reference
+from p2pdist.model.manifest import (
+    PACK_TYPE,
+    SEALED_TYPE,
+    Descriptor,
+    Manifest,
+    decode_config,
+    decode_manifest,
+    parse_reference,
+)
 from p2pdist.model.sealed import (
     SealedConfig,
     decode_contents,
@@ -21,6 +29,7 @@ from p2pdist.model.sealed import (
 )
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import pack
+from p2pdist.package.repository import sealed as sealed_push
 from p2pdist.package.repository.gc import sweep
 from p2pdist.package.repository.push import Pushed
 from p2pdist.package.repository.sealed import LEDGER, push_encrypted, rewrap
@@ -205,3 +214,50 @@ async def test_what_a_disk_changed_in_the_layout_is_not_encrypted(rig: Rig) -> N
     assert not (rig.layout.directory / LEDGER).exists()
     path.write_bytes(good)
     await rig.push()
+
+
+async def test_a_package_has_no_more_keys_than_hosts_take(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_push, "KEYS_MAX", 1)
+    for _ in range(2):
+        await rig.push()
+        _, config = await rig.sealed()
+        assert len(config.keys) == 1
+
+
+async def test_a_ledger_keeps_within_its_limit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.push()
+    path = rig.layout.directory / LEDGER
+    limit = path.stat().st_size - 1
+    latest = list(json.loads(path.read_bytes()))[-1]
+    monkeypatch.setattr(sealed_push, "LEDGER_BYTES_MAX", limit)
+    again = await rig.push()
+    assert path.stat().st_size <= limit and again.bytes_sent > 300_000, "one over the limit is not read"
+    assert latest in json.loads(path.read_bytes())
+
+
+async def test_blanks_around_a_recipient_mean_nothing(rig: Rig) -> None:
+    await rig.push(f" {rig.recipient}\n")
+    _, config = await rig.sealed()
+    assert {key.recipient for key in config.keys.values()} == {rig.recipient}
+
+
+async def test_more_documents_than_hosts_take_are_not_pushed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_push, "DOCUMENTS_BYTES_MAX", 100)
+    with pytest.raises(UsageError, match="may have 100"):
+        await rig.push()
+
+
+def test_the_encrypted_blobs_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a package with thousands of blobs, each of which is looked up."""
+
+    def described(kind: str, number: int) -> Descriptor:
+        return Descriptor(kind, digest_of(f"{kind}{number}".encode()), 100_000 + number)
+
+    plain = tuple(described(PACK_TYPE, number) for number in range(500))
+    sealed = tuple(described(SEALED_TYPE, number) for number in range(501))
+    looks, encrypted = [], Manifest.encrypted.fget
+    assert encrypted is not None
+    monkeypatch.setattr(Manifest, "encrypted", property(lambda self: looks.append(1) or encrypted(self)))
+    found = encrypted_by(Manifest(described("config", 0), (), (), plain + sealed))
+    assert found == {blob.digest: part for blob, part in zip(plain, sealed[1:], strict=True)}
+    assert len(looks) == 1

@@ -81,8 +81,9 @@ class SealedKeys:
         NotFound, Refused, Corrupt, Unavailable."""
         rules = self._control.state.rules
         rule = rules.sealed[rules.namespace(name)]
-        manifest = decode_manifest(await self._content.read(digest))
-        config = decode_sealed_config(await self._content.read(manifest.config.digest), manifest)
+        manifest = await asyncio.to_thread(decode_manifest, await self._content.read(digest))
+        data = await self._content.read(manifest.config.digest)
+        config = await asyncio.to_thread(decode_sealed_config, data, manifest)
         identities = await self._identities(rule, newer_than_s=ASK_S)
         try:
             return await self._unwrap(identities, config.keys)

@@ -6,6 +6,7 @@ What policies say: of one package, for agents; all of them, for operators.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -150,7 +151,7 @@ async def _require_form(request: web.Request, reference: Reference, digest: Dige
     service, identity = request.app[SERVICE], identity_of(request)
     if service.access is None or not (rules := service.access.control.state.rules).sealed:
         return
-    sealed = decode_manifest(await service.content.read(digest)).is_sealed
+    sealed = (await asyncio.to_thread(decode_manifest, await service.content.read(digest))).is_sealed
     if not sealed and rules.requires_sealed(reference.name):
         raise Refused(
             f"{reference} is not encrypted, and its namespace takes no other packages",

@@ -202,6 +202,8 @@ class Packages:
         """Fetch each document by itself: those that were too large for a bundle, or all of them
         where only the own origin can answer."""
         manifest = decode_named(await self._small(digest, note, manifest=True), reference)
+        if manifest.encrypted and not manifest.is_sealed:
+            raise Corrupt(f"{reference} is encrypted in part, as no package is", remedy="Push the package again")
         config = decode_config(await self._small(manifest.config.digest, note))
         for layer in manifest.blobs:
             await self._small(layer.pieces_digest, note)

@@ -610,7 +610,12 @@ async def _open(
     images = {layer.digest: layer for layer in manifest.layers if layer.media_type != TREE_TYPE}
     trees = TreePull(manifest, store, opening.blob, pulls._packages.pieces, holds, lambda _: None)
     trees.selects = False
-    await together([*map(opening.blob, images.values()), trees.run()])
+    try:
+        await together([*map(opening.blob, images.values()), trees.run()])
+    except DiskFull as full:
+        plain = replace(manifest, parts=tuple(part for part in manifest.parts if part.media_type != SEALED_TYPE))
+        pulls._check_fits(_held_bytes(store, plain) + trees.bytes_content + full.details["needed"])
+        raise
     fetched = {fetching.blob.digest: fetching.blob.size for fetching in pull.blobs}
     pull.bytes_cached = pull.bytes_total - sum(fetched.values())
     await asyncio.to_thread(store.packages.record, pull.reference, package.digest)

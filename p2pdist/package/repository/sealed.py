@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,6 +40,8 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.pieces import encoded_size
 from p2pdist.model.sealed import (
+    DOCUMENTS_BYTES_MAX,
+    KEYS_MAX,
     SEALED_CONFIG_TYPE,
     SealedConfig,
     WrappedKey,
@@ -71,19 +74,25 @@ class Encrypted(msgspec.Struct, frozen=True):
 
 
 def _read_ledger(layout: LocalRepository) -> dict[Digest, Encrypted]:
-    """What was pushed from a layout; nothing where that cannot be read: then all is encrypted
-    anew."""
+    """What was pushed from a layout; nothing where that cannot be read, or is over the limit: then
+    all is encrypted anew."""
     try:
-        data = (layout.directory / LEDGER).read_bytes()
+        with (layout.directory / LEDGER).open("rb") as file:
+            data = file.read(LEDGER_BYTES_MAX + 1)
+        if len(data) > LEDGER_BYTES_MAX:
+            return {}
         return msgspec.json.decode(data, type=dict[Digest, Encrypted])
     except (OSError, *UNDECODABLE):
         return {}
 
 
 def _write_ledger(layout: LocalRepository, ledger: dict[Digest, Encrypted]) -> None:
+    """Write what was pushed, the latest last; the earlier half goes while it is over the limit."""
+    while len(data := msgspec.json.encode(ledger)) > LEDGER_BYTES_MAX:
+        ledger = dict(islice(ledger.items(), -(-len(ledger) // 2), None))
     path = layout.directory / LEDGER
     draft = path.with_name(f".{LEDGER}.{os.getpid()}")
-    draft.write_bytes(msgspec.json.encode(ledger))
+    draft.write_bytes(data)
     os.replace(draft, path)
 
 
@@ -159,6 +168,8 @@ class _Sealing:
         wrapped = (await self._keys_at_origin(known.package)).get(known.key)
         if wrapped is None or wrapped.recipient != self._recipient:
             return False
+        if known.key not in self.keys and len(self.keys) >= KEYS_MAX:
+            return False  # it is encrypted anew, by the key of this push
         self.keys[known.key] = wrapped
         return True
 
@@ -173,7 +184,13 @@ class _Sealing:
         return self._wrapped[package]
 
     def documents(self, data: bytes) -> _Part:
-        """The encrypted blob of the package's documents."""
+        """The encrypted blob of the package's documents. Raises UsageError for more than hosts
+        take."""
+        if sealed_size(len(data)) > DOCUMENTS_BYTES_MAX:
+            raise UsageError(
+                f"manifest, config and piece lists have {len(data)} bytes, and may have {DOCUMENTS_BYTES_MAX} encrypted",
+                remedy="Split the package",
+            )
         path = self._drafts / "documents"
         path.write_bytes(data)
         return self._encrypt(path, digest_of(data), len(data), lambda count: None)
@@ -200,6 +217,7 @@ class _Sealing:
         """Write what was pushed to the ledger, which keeps what this package has, and what others
         have."""
         for blob, part in zip(blobs, parts, strict=True):
+            self._ledger.pop(blob.digest, None)
             self._ledger[blob.digest] = Encrypted(
                 part.blob.digest,
                 part.blob.size,
@@ -290,7 +308,7 @@ async def rewrap(
     """Wrap the keys of a sealed package at the origin for another recipient: a new config and
     manifest, and the tag on it; blobs stay. Returns the digest of the manifest, None where nothing
     changed."""
-    check_recipient(recipient)
+    recipient = check_recipient(recipient)
     _, manifest, _ = await read_manifest(reference, [origin])
     if not manifest.is_sealed:
         raise UsageError(
