@@ -526,15 +526,18 @@ def begin_opened(store: BlobStore, digest: Digest, pieces: PieceList, encrypted:
 
 
 def drop_opened(store: BlobStore, digest: Digest) -> bool:
-    """Remove what is decrypted of a blob in part; returns whether that is gone, or complete. False
-    while it is in use."""
+    """Remove what is decrypted of a blob in part, but for its piece list; returns whether that is
+    gone, or complete. False while it is in use."""
     with store._lock:
         blob = store.get(digest)
         if blob is None or blob.complete or digest not in store.opened:
             return True
         if blob.in_use:
             return False
+        pieces = store.read_document(blob.pieces_digest)
         store._discard(blob)
+        if pieces is not None:  # by which the blob is begun anew
+            store.put_document(pieces)
         return True
 
 

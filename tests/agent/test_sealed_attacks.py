@@ -178,8 +178,23 @@ async def test_what_is_decrypted_in_part_is_no_part_of_a_pull_for_others(site: S
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Opening, "_follow", cut)
         assert (await site.pull(h, "team-a/p:v1")).error is not None
-    store = h.agent.store
+    store, registry = h.agent.store, h.agent.registry
     (layer,) = [digest for digest in store.opened.encrypted() if store.get(digest) is not None]
+    written = store.get(layer)
+    assert written is not None
+    data = site.layout.blob_path(layer).read_bytes()
+    with written.held():
+        assert written.write(0, data[: written.layout.length(0)])
+    content = site.origin_path / "blobs" / "sha256" / hex_of(layer)
+    content.rename(site.directory / "aside")  # nothing comes from there for now
+    manifest = decode_manifest(
+        await site.layout.read((await site.layout.resolve(parse_reference("team-b/plain:v1"))).digest)
+    )
+    blob, fetching = await registry.fetch(manifest.layers[0])
+    assert len(blob.have) == 0 and layer not in store.opened
+    assert fetching is not None
+    fetching.reject(Unavailable("ended"))
+    (site.directory / "aside").rename(content)
     pull = await site.pull(h, "team-b/plain:v1")
     assert pull.error is None and layer not in store.opened and h.agent.registry.serves(layer)
     both = await site.agent("h1")
