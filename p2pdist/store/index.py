@@ -60,7 +60,6 @@ CREATE TABLE IF NOT EXISTS images (
 CREATE TABLE IF NOT EXISTS tags (reference TEXT PRIMARY KEY, digest TEXT NOT NULL, told REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS opened (digest TEXT PRIMARY KEY, source TEXT NOT NULL, manifest INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS opened_names (manifest TEXT, name TEXT, PRIMARY KEY (manifest, name)) WITHOUT ROWID;
 """
 
 
@@ -450,7 +449,7 @@ def _check_opened(database: sqlite3.Connection, path: Path) -> None:
 
 def opened_rows(index: Index) -> list[tuple[Digest, Digest, int]]:
     """What was opened, from what, and 1 where a manifest is what is opened."""
-    return index._query("SELECT digest, source, manifest FROM opened")
+    return index._query("SELECT digest, source, manifest FROM opened WHERE manifest<2")
 
 
 def add_opened(index: Index, rows: Sequence[tuple[Digest, Digest, int]]) -> None:
@@ -462,17 +461,17 @@ def add_opened(index: Index, rows: Sequence[tuple[Digest, Digest, int]]) -> None
 
 def opened_names(index: Index) -> list[tuple[Digest, str]]:
     """The names of packages by which the keys of each opened manifest were given to this host."""
-    return index._query("SELECT manifest, name FROM opened_names")
+    return index._query("SELECT source, substr(digest, length(source) + 2) FROM opened WHERE manifest=2")
 
 
 def add_opened_name(index: Index, manifest: Digest, name: str) -> None:
     """Write a row of opened_names."""
-    index._run("INSERT OR IGNORE INTO opened_names VALUES (?,?)", (manifest, name))
+    add_opened(index, [(Digest(f"{manifest} {name}"), manifest, 2)])
 
 
 def remove_opened_names(index: Index, manifests: Sequence[Digest]) -> None:
     """Forget the names of opened manifests."""
-    index._run_all("DELETE FROM opened_names WHERE manifest=?", [(manifest,) for manifest in manifests])
+    index._run_all("DELETE FROM opened WHERE manifest=2 AND source=?", [(manifest,) for manifest in manifests])
 
 
 def remove_opened(index: Index, digests: Sequence[Digest]) -> None:
