@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tracemalloc
+from itertools import cycle, islice
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -13,8 +14,26 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, Refused, UsageError
-from p2pdist.model.sealed import CHUNK_BYTES, NONCE_BYTES, TAG_BYTES, sealed_size
+from p2pdist.model.manifest import Descriptor, Manifest
+from p2pdist.model.sealed import (
+    CHUNK_BYTES,
+    CONFIG_BYTES_MAX,
+    KEYS_MAX,
+    NONCE_BYTES,
+    RECIPIENT_MAX,
+    SEALED_MAX,
+    TAG_BYTES,
+    WRAPPED_MAX,
+    SealedConfig,
+    WrappedKey,
+    decode_contents,
+    decode_sealed_config,
+    encode_contents,
+    encode_sealed_config,
+    sealed_size,
+)
 from p2pdist.sealing import (
     EncryptedBlob,
     check_recipient,
@@ -179,3 +198,29 @@ def test_a_whole_blob_is_in_memory_once() -> None:
     finally:
         tracemalloc.stop()
     assert plain == bytes(size) and peak < 1.5 * size
+
+
+NOTHING = Descriptor("x", digest_of(b""), 0)
+
+
+def test_documents_are_counted_before_they_are_decoded() -> None:
+    """So many of a few bytes would take a host a hundred times their bytes."""
+    data = encode_contents(b"", tuple(number.to_bytes(3, "big") for number in range(200_000)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt):
+            decode_contents(data, Manifest(NOTHING, (), ()))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < len(data)
+
+
+def test_a_config_has_no_more_bytes_than_its_keys_may_take() -> None:
+    wrapped = WrappedKey("r" * RECIPIENT_MAX, "w" * WRAPPED_MAX)
+    keys = {f"{number:016x}": wrapped for number in range(KEYS_MAX)}
+    full = encode_sealed_config(SealedConfig(keys, tuple(islice(cycle(keys), SEALED_MAX))))
+    manifest = Manifest(NOTHING, (), (), (NOTHING,) * SEALED_MAX)
+    assert len(decode_sealed_config(full, manifest).keys) == KEYS_MAX
+    with pytest.raises(Corrupt, match="more than a config"):
+        decode_sealed_config(full + b" " * CONFIG_BYTES_MAX, manifest)

@@ -45,6 +45,8 @@ WRAPPED_MAX = 1024
 of which would cost a tracker a multiplication on the curve."""
 KEYS_MAX = 1024
 """Keys of one package: each push adds one at most."""
+CONFIG_BYTES_MAX = 2 << 20
+"""Of a config: what so many keys and parts take. A decoder counts them when all are in memory."""
 DOCUMENTS_BYTES_MAX = 64 << 20
 """Of the documents of a sealed package together."""
 
@@ -83,6 +85,8 @@ def encode_sealed_config(config: SealedConfig) -> bytes:
 
 def decode_sealed_config(data: bytes, manifest: Manifest) -> SealedConfig:
     """The config of a sealed package with this manifest. Raises Corrupt."""
+    if len(data) > CONFIG_BYTES_MAX:
+        raise Corrupt(f"{digest_of(data)} has {len(data)} bytes, more than a config of an encrypted package has")
     try:
         config = msgspec.json.decode(data, type=SealedConfig)
     except UNDECODABLE as error:
@@ -96,7 +100,8 @@ def decode_sealed_config(data: bytes, manifest: Manifest) -> SealedConfig:
 
 class _Documents(msgspec.Struct, array_like=True):
     manifest: bytes
-    documents: tuple[bytes, ...]
+    documents: Annotated[tuple[bytes, ...], Meta(max_length=SEALED_MAX)]
+    """A config, and a piece list of each blob at most."""
 
 
 @dataclass(frozen=True, slots=True)
