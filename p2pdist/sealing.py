@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import secrets
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -88,7 +89,7 @@ class EncryptedBlob:
         except InvalidTag as error:
             raise Corrupt(
                 f"{self._name} does not open by its key at byte {number * CHUNK_BYTES}",
-                remedy="Push the package again",
+                remedy="Push the package again, without the file sealed.json of the layout",
             ) from error
 
 
@@ -119,7 +120,8 @@ def _age() -> Any:
         import pyrage
     except ImportError as error:
         raise P2PDistError(
-            "keys of encrypted packages need the package pyrage", remedy="pip install 'p2pdist[age]'"
+            f"keys of encrypted packages need the package pyrage, which {socket.gethostname()} lacks",
+            remedy="pip install 'p2pdist[age]'",
         ) from error
     return pyrage
 

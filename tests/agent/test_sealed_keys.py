@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -14,9 +15,10 @@ import pyrage
 import pytest
 from sealed_rig import SealedSite, sealed_site
 
+from p2pdist.agent.sealed import ask_keys
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, Refused, Unavailable
-from p2pdist.model.manifest import Descriptor, decode_manifest, encode_manifest
+from p2pdist.model.manifest import Descriptor, Reference, decode_manifest, encode_manifest
 from p2pdist.model.sealed import (
     KEYS_MAX,
     SEALED_CONFIG_TYPE,
@@ -29,6 +31,7 @@ from p2pdist.sealing import new_identity, wrap
 from tracker.access import sealed as module
 from tracker.access.file import SealedDocument
 from tracker.access.sealed import SealedKeys
+from tracker.core.policy.table import read_table
 
 
 @pytest.fixture
@@ -157,3 +160,42 @@ async def test_a_command_is_asked_again_after_an_hour_and_after_a_failure(tmp_pa
     now[0] += 1
     assert await ask() == (second,)
     assert calls.read_text() == "x\n" * 3
+
+
+async def test_a_policy_that_keeps_a_package_from_a_zone_keeps_its_keys(site: SealedSite) -> None:
+    pushed = await site.push("team-a/p:v1", site.source())
+    table, mistakes = read_table({"policy": [{"match": "team-a/*", "zones": ["near"]}]})
+    assert not mistakes
+    far, near = await site.agent("h0", zone="far"), await site.agent("h1", zone="near")
+    assert (await site.pull(near, "team-a/p:v1")).error is None
+    site.service.fleet.policies.replace(table)
+    reference = Reference("team-a/p", digest=pushed.digest)
+    assert len(await ask_keys(near.agent.session, reference)) == 1
+    with pytest.raises(Refused):
+        await ask_keys(far.agent.session, reference)
+
+
+async def test_a_key_that_is_none_is_the_fault_of_the_tracker(site: SealedSite) -> None:
+    """A host waits until an operator has put it right."""
+    pushed = await site.push("team-a/p:v1", site.source())
+    (file,) = site.control.directory.directory.glob("sealed-team-a-*")
+    identity = file.read_text()
+    file.write_text("AGE-SECRET-KEY-1WRONG\n")
+    with pytest.raises(Unavailable, match=r"the key of team-a/\* cannot be used") as caught:
+        await site.service.access.sealed.of("team-a/p", pushed.digest)
+    assert "WRONG" not in str(caught.value)
+    file.write_text(identity)
+    assert len(await site.service.access.sealed.of("team-a/p", pushed.digest)) == 1
+
+
+async def test_a_tracker_without_pyrage_says_what_to_install(site: SealedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed = await site.push("team-a/p:v1", site.source())
+    h = await site.agent("h0")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pyrage", None)
+        pull = await site.pull(h, "team-a/p:v1")
+    assert pull.error is not None and "package pyrage" in pull.error.what and "p2pdist[age]" in pull.error.remedy
+    await site.service.access.sealed.of("team-a/p", pushed.digest)
+    with monkeypatch.context() as patch:  # from here on agents alone need it, and they do not
+        patch.setitem(sys.modules, "pyrage", None)
+        assert (await site.pull(h, "team-a/p:v1")).error is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,25 @@ def test_a_recipient_in_the_environment_holds_for_all_that_push(
 def test_what_is_only_packed_is_not_encrypted(place: Path) -> None:
     words = ["pack", place / "source", "-t", "team-a/p:v1", "--format", "tree", "--encrypt-to", new_identity()[1]]
     assert run(*words) == UsageError.exit_code
+
+
+def test_without_pyrage_commands_say_what_to_install(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    access, recipient = place / "access" / "access.toml", new_identity()[1]
+    access.parent.mkdir(mode=0o700)
+    assert run("access", "create", "--access", access) == 0
+    assert run("key", "create", "team-a", "--access", access) == 0
+    assert run("pack", place / "source", "-t", "team-a/p:v1", "--format", "tree") == 0
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "pyrage", None)
+    for words in (
+        ["push", "team-a/p:v1", "--encrypt-to", recipient],
+        ["key", "create", "team-b", "--access", access],
+        ["key", "rotate", "team-a", "--access", access],
+        ["key", "list", "--access", access],
+        ["key", "rewrap", "team-a", "team-a/p:v1", "--access", access],
+    ):
+        assert run(*words) == 1
+        assert "pip install 'p2pdist[age]'" in capsys.readouterr().err, words
+    assert not pushed(place) and len(list(access.parent.glob("sealed-*"))) == 1

@@ -52,6 +52,10 @@ def test_the_longest_pattern_that_matches_is_the_namespace() -> None:
     with pytest.raises(NotFound) as caught:
         found.namespace("team-b/x")
     assert "p2pdist key create" in caught.value.remedy
+    for tables in (["team-a/*", "team-a/x", "*"], ["*", "team-a/x", "team-a/*"]):
+        text = "".join(f'[sealed."{pattern}"]\nkey = "k{at}"\n' for at, pattern in enumerate(tables))
+        found = read_rules(b'fleet = "prod"\n' + text.encode(), "access.toml")
+        assert [found.namespace(f"team-{name}") for name in ("a/x", "a/y", "b/x")] == ["team-a/x", "team-a/*", "*"]
 
 
 def test_keys_are_files_for_their_owner_alone(tmp_path: Path) -> None:

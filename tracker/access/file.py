@@ -186,7 +186,7 @@ class AccessRules:
                 f"no key opens packages named {name}",
                 remedy="Add a table [sealed] for it to the tracker's access file: p2pdist key create makes a key",
             )
-        return max(found, key=len)
+        return max(found, key=lambda pattern: len(pattern.removesuffix("*")))
 
 
 def read_rules(data: bytes, where: str) -> AccessRules:

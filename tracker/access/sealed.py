@@ -25,13 +25,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, Refused, Unavailable
+from p2pdist.model.errors import Corrupt, Refused, Unavailable, UsageError
 from p2pdist.model.manifest import decode_manifest
 from p2pdist.model.sealed import WrappedKey, decode_sealed_config
 from p2pdist.sealing import identities_in, unopened, unwrap
 from tracker.access.control import AccessControl
 from tracker.access.file import SealedDocument
 from tracker.content import Content
+from tracker.reads import remember
+
+MANIFESTS_MAX = 10_000
+"""Manifests of which it is remembered whether they are sealed, those that were asked for last."""
 
 UNWRAPPED_MAX = 10_000
 """Keys that are remembered, those that were asked for last."""
@@ -66,6 +70,8 @@ class SealedKeys:
 
     def __init__(self, control: AccessControl, content: Content, clock: Callable[[], float] = time.monotonic) -> None:
         self._control, self._content, self._clock = control, content, clock
+        self._sealed: OrderedDict[Digest, bool] = OrderedDict()
+        """Whether a manifest is that of a sealed package."""
         self._unwrapped: OrderedDict[bytes, bytes | None] = OrderedDict()
         """Keys by a hash of the identities and the wrapped key, which names no identity; None where
         none of them opens it."""
@@ -76,11 +82,27 @@ class SealedKeys:
         self._turn = asyncio.Lock()
         """Is held while STEP keys are unwrapped."""
 
+    async def is_sealed(self, digest: Digest) -> bool:
+        """Whether a manifest is that of a sealed package. Thousands of agents ask for one at a
+        moment, sealed or not, so it is decoded once. Raises NotFound, Corrupt, Unavailable."""
+        known = self._sealed.get(digest)
+        if known is None:
+            data = await self._content.read(digest)
+            known = (await asyncio.to_thread(decode_manifest, data)).is_sealed
+        remember(self._sealed, digest, known, MANIFESTS_MAX)
+        return known
+
     async def of(self, name: str, digest: Digest) -> Mapping[str, bytes]:
         """The keys of the package `digest`, which was found under this name, by id. Raises
         NotFound, Refused, Corrupt, Unavailable."""
         rules = self._control.state.rules
-        rule = rules.sealed[rules.namespace(name)]
+        namespace = rules.namespace(name)
+        try:
+            return await self._keys(rules.sealed[namespace], digest)
+        except UsageError as error:  # a mistake of an operator here, not of the host that asks
+            raise Unavailable(f"the key of {namespace} cannot be used: {error.what}", remedy=error.remedy) from None
+
+    async def _keys(self, rule: SealedDocument, digest: Digest) -> Mapping[str, bytes]:
         manifest = await asyncio.to_thread(decode_manifest, await self._content.read(digest))
         data = await self._content.read(manifest.config.digest)
         config = await asyncio.to_thread(decode_sealed_config, data, manifest)

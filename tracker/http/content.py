@@ -6,7 +6,6 @@ What policies say: of one package, for agents; all of them, for operators.
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
@@ -15,14 +14,7 @@ from aiohttp import ETag, web
 
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
-from p2pdist.model.manifest import (
-    BUNDLE_TYPE,
-    MANIFEST_TYPE,
-    Descriptor,
-    Reference,
-    decode_manifest,
-    parse_reference,
-)
+from p2pdist.model.manifest import BUNDLE_TYPE, MANIFEST_TYPE, Descriptor, Reference, parse_reference
 from p2pdist.model.messages import PackageKeys
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, encode_policy
 from p2pdist.transfer.guard import identity_of
@@ -151,7 +143,7 @@ async def _require_form(request: web.Request, reference: Reference, digest: Dige
     service, identity = request.app[SERVICE], identity_of(request)
     if service.access is None or not (rules := service.access.control.state.rules).sealed:
         return
-    sealed = (await asyncio.to_thread(decode_manifest, await service.content.read(digest))).is_sealed
+    sealed = await service.access.sealed.is_sealed(digest)
     if not sealed and rules.requires_sealed(reference.name):
         raise Refused(
             f"{reference} is not encrypted, and its namespace takes no other packages",
@@ -175,6 +167,7 @@ async def keys(request: web.Request) -> web.Response:
     )
     try:
         digest = (await readable_package(request, reference)).digest
+        await policy_header(request, reference, digest)  # which refuses where a policy does
         opened = await access.sealed.of(reference.name, digest)
     except P2PDistError as error:
         note(outcome=error.what)
@@ -266,7 +259,7 @@ ROUTES = (
         "/v1/keys",
         keys,
         (Answer(PackageKeys),),
-        (_REFERENCE,),
+        (_REFERENCE, *PLACE_QUERY),
         errors=(*_READ_ERRORS, Refused),
         right="agent",
     ),
