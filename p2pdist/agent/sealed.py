@@ -93,7 +93,7 @@ class Sealed:
         tracker says. Blocks."""
         records = self.store.opened
         for opened, manifest in records.packages().items():
-            named = is_opened_from(manifest, sealed) and records.was_given(opened, name)
+            named = records.was_given(opened, name) and is_opened_from(manifest, sealed)
             if named and self.store.document_size(opened):
                 records.record_manifest(digest, opened, name)
                 return opened, manifest
@@ -105,14 +105,16 @@ class Sealed:
 
 
 async def ask_keys(session: TrackerSession, reference: Reference) -> Mapping[str, bytes]:
-    """The keys of a sealed package, by id, from a tracker. Raises NotFound, Refused, Corrupt,
-    Unavailable."""
-    if session.connected and not session.secured:
+    """The keys of a sealed package, by id, from the tracker of a session. Raises NotFound, Refused,
+    Corrupt, Unavailable."""
+    if not session.connected:
+        raise Unavailable(f"no tracker answers, which gives the keys of {reference}")
+    if not session.secured:
         raise Refused(
             f"{reference} is encrypted, and its keys come over TLS alone",
             remedy="Run the fleet with access: p2pdist tracker --access, p2pdist agent --join-file",
         )
-    data = await session.get("/v1/keys", {"reference": str(reference)})
+    data = await session.get("/v1/keys", {"reference": str(reference), **session.place})
     try:
         return msgspec.json.decode(data, type=PackageKeys).keys
     except UNDECODABLE:  # its words may hold a key
@@ -141,6 +143,9 @@ class Opening:
         self._keys: Mapping[Digest, bytes | None] | None = None
         """The key of each encrypted blob; None where the tracker gave none."""
         self._asking = asyncio.Lock()
+        self._turns = asyncio.Semaphore(1)
+        """One blob is opened at a time, where a store has no room for all of them and their
+        encrypted forms."""
 
     async def manifest(self) -> tuple[Digest, Manifest]:
         """The opened manifest, with its digest; its documents are in the store, but for those of
@@ -149,6 +154,8 @@ class Opening:
         known = await asyncio.to_thread(self._known)
         digest, manifest = known if known is not None else await self._read()
         self._encrypted = encrypted_by(manifest)
+        if sum(blob.size for blob in manifest.blobs) <= self._store.capacity:
+            self._turns = asyncio.Semaphore(len(manifest.blobs))
         return digest, manifest
 
     def _known(self) -> tuple[Digest, Manifest] | None:
@@ -206,6 +213,10 @@ class Opening:
         """A layer or part, opened and held. Raises what fetching raises, Corrupt, Damaged,
         DiskFull."""
         assert selection is None, "a part of an encrypted pack is not fetched alone"
+        async with self._turns:
+            return await self._open(blob)
+
+    async def _open(self, blob: Descriptor) -> Blob:
         part, lock = self._encrypted[blob.digest], self._sealed.lock(blob.digest)
         if lock.locked():  # by a pull that may wait longer than this one does
             with ExitStack() as hold:

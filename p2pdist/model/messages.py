@@ -526,7 +526,7 @@ class RenewRequest(msgspec.Struct, frozen=True):
 class PackageKeys(msgspec.Struct, frozen=True):
     """Answer to GET /v1/keys: the keys of a sealed package by id, in base64 on the wire."""
 
-    keys: dict[str, bytes]
+    keys: dict[str, Annotated[bytes, Meta(min_length=32, max_length=32)]]
 
     def __repr__(self) -> str:
         return f"PackageKeys({len(self.keys)})"

@@ -491,6 +491,33 @@ async def test_encrypted_blobs_make_room_once_they_are_open(site: SealedSite) ->
     assert store.get(first.manifest.encrypted[1].digest) is None
 
 
+async def test_a_package_is_opened_blob_by_blob_where_room_is_short(site: SealedSite) -> None:
+    """The store has room for two layers, and the encrypted form of one; and a pull that goes on
+    does not keep the form of what is open already."""
+    await site.push("team-a/p:v1", site.source("s1", 400_000))
+    source = site.source("s2", 400_000)
+    await site.push("team-a/p:v2", source, base=parse_reference("team-a/p:v1"))
+    running = await site.agent("h0", "a", capacity_bytes=1_450_000)
+    store, begun = running.agent.store, Opening._begun
+    manifest = (await running.agent.packages.find(parse_reference("team-a/p:v2"), lambda text: None)).manifest
+    _, first, last = manifest.parts
+
+    async def cut(self: Opening, blob: Descriptor, part: Descriptor) -> Blob:
+        if part.digest == last.digest:
+            await until(lambda: first.digest in redundant_parts(store))
+            raise Unavailable("cut")
+        return await begun(self, blob, part)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Opening, "_begun", cut)
+        assert isinstance((await site.pull(running, "team-a/p:v2")).error, Unavailable)
+    encrypted = store.get(first.digest)
+    assert encrypted is not None and encrypted.complete
+    package = await opened(site, running, "team-a/p:v2")
+    assert len(package.manifest.layers) == 2 and store.get(first.digest) is None
+    await opened(site, await site.agent("h1", "a", capacity_bytes=1_450_000), "team-a/p:v2")
+
+
 async def test_a_package_that_does_not_fit_open_says_so(site: SealedSite) -> None:
     await site.push("team-a/p:v1", site.source("s", 400_000))
     running = await site.agent("h0", "a", capacity_bytes=600_000)

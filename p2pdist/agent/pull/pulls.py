@@ -436,11 +436,7 @@ class Pulls:
         self._check_fits(_bytes_at_once(manifest))
         large, small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
         with ExitStack() as holds:
-            for blob in manifest.blobs:  # held first, so that new blobs do not evict those that are here
-                here = self._store.get(blob.digest)
-                if here is not None and here.complete and here.pieces_digest == blob.pieces_digest:
-                    with suppress(NotFound):  # evicted this very moment
-                        holds.enter_context(here.held())
+            _hold(self._store, manifest, holds)
 
             async def fetch(blob: Descriptor, selection: Selection | None = None) -> Blob:
                 slots = large if blob.layout.stripes > 1 else small
@@ -566,6 +562,18 @@ async def _give(blob: Blob, output: Path, pull: Pull) -> str:
     with blob.held():
         await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
         return await pull.caller.act(lambda: blob.give(output), f"write {output}")
+
+
+def _hold(store: BlobStore, manifest: Manifest, holds: ExitStack) -> None:
+    """Hold the blobs of a package that are here, so that new ones do not evict them. Encrypted ones
+    count as used now, and no more: those that are open already make room for others."""
+    for blob in manifest.blobs:
+        here = store.get(blob.digest)
+        if here is not None and here.complete and here.pieces_digest == blob.pieces_digest:
+            with suppress(NotFound), ExitStack() as hold:  # NotFound: evicted this very moment
+                hold.enter_context(here.held())
+                if blob.media_type != SEALED_TYPE:
+                    holds.push(hold.pop_all())
 
 
 def _held_bytes(store: BlobStore, manifest: Manifest) -> int:
