@@ -7,22 +7,28 @@ import asyncio
 import sqlite3
 import threading
 from asyncio import to_thread
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession, TCPConnector, web
+from joined_rig import Running, free_port, until
 from sealed_rig import SealedSite, sealed_site
 from test_client import serving
 
 import tracker.access.sealed
-import tracker.http.content
 from p2pdist.agent import sealed as sealed_agent
+from p2pdist.agent.api import server
 from p2pdist.agent.api.server import make_apps
+from p2pdist.agent.bittorrent.service import SwarmService, SwarmSettings
 from p2pdist.agent.buckets.package import BucketContext, PackageBucket
-from p2pdist.agent.sealed import Opening
+from p2pdist.agent.sealed import Opening, ask_keys
+from p2pdist.agent.tracker.session import Handlers, TrackerSession
+from p2pdist.credentials.authority import agent_dns
 from p2pdist.gateway.s3.failures import S3Failure
+from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import Digest, digest_of, hex_of
 from p2pdist.model.errors import Corrupt, Refused, Unavailable, UsageError
 from p2pdist.model.manifest import (
@@ -35,6 +41,7 @@ from p2pdist.model.manifest import (
     encode_manifest,
     parse_reference,
 )
+from p2pdist.model.messages import PROTOCOL_VERSION, Hello
 from p2pdist.model.pieces import PieceList
 from p2pdist.package.modelpack import pack_model
 from p2pdist.package.pack import pack
@@ -283,14 +290,130 @@ async def test_a_package_that_is_encrypted_in_part_is_none(site: SealedSite) -> 
 
 
 async def test_a_tracker_decodes_manifests_beside_its_loop(site: SealedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for the form of a package once, however many agents ask."""
     threads = []
 
     def decode(data: bytes) -> Manifest:
         threads.append(threading.current_thread())
         return decode_manifest(data)
 
-    for module in (tracker.http.content, tracker.access.sealed):
-        monkeypatch.setattr(module, "decode_manifest", decode)
+    monkeypatch.setattr(tracker.access.sealed, "decode_manifest", decode)
     await site.push("team-a/p:v1", site.source())
-    assert (await site.pull(await site.agent("h0"), "team-a/p:v1")).error is None
-    assert len(threads) >= 2 and threading.main_thread() not in threads
+    await plain_copy(site, site.source("plain"), "public/p:v1")
+    h = await site.agent("h0")
+    for name in ("team-a/p:v1", "public/p:v1") * 3:
+        assert (await site.pull(h, name)).error is None
+    assert len(threads) == 3 and threading.main_thread() not in threads, "the form of two, the keys of one"
+
+
+def parts_of(site: SealedSite, h: Running) -> Digest:
+    """The blob that was decrypted on a host, the only one."""
+    (blob,) = [digest for digest in h.agent.store.opened.encrypted() if h.agent.store.get(digest) is not None]
+    return blob
+
+
+async def test_a_blob_that_is_decrypted_while_another_host_asks_for_it_is_not_given(
+    site: SealedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = site.source()
+    await plain_copy(site, source, "team-a/plain:v1")
+    h, other = await site.agent("h0"), await site.agent("h1")
+    pull = await site.pull(h, "team-a/plain:v1")
+    assert pull.package is not None and other.agent.tls is not None
+    layer = pull.package.manifest.layers[0].digest
+    url, headers = f"https://{h.settings.address}/v1/blobs/{layer}", {TICKET_HEADER: site.ticket(layer, "h1")}
+    read = server._read_or_look
+
+    async def status() -> int:
+        assert other.agent.tls is not None
+        async with (
+            ClientSession(connector=TCPConnector(ssl=other.agent.tls.client)) as http,
+            http.get(url, headers=headers, server_hostname=agent_dns("h0")) as answer,
+        ):
+            return answer.status
+
+    def evicted_and_opened(*arguments: object) -> object:
+        found = read(*arguments)  # type: ignore[arg-type]
+        h.agent.store.opened.record({layer: layer})
+        return found
+
+    assert await status() == 200
+    monkeypatch.setattr(server, "_read_or_look", evicted_and_opened)
+    assert await status() == 404
+
+
+async def test_what_was_served_is_not_once_it_was_decrypted(site: SealedSite) -> None:
+    """A blob that came as it is, was evicted, and came again encrypted before the next report."""
+    source = site.source()
+    await site.push("team-a/p:v1", source)
+    await plain_copy(site, source)
+    h = await site.agent("h0")
+    store, registry = h.agent.store, h.agent.registry
+    pull = await site.pull(h, "team-b/plain:v1")
+    assert pull.package is not None
+    layer = pull.package.manifest.layers[0].digest
+    store.remove(layer)
+    assert (await site.pull(h, "team-a/p:v1")).error is None
+    registry.served.add(layer)  # as long as no report has looked
+    assert layer in store.opened and not registry.serves(layer)
+    assert layer not in {holding.blob for holding in registry.holdings(lambda _: True)}
+    registry.report("test", lambda _: True)
+    assert layer not in registry.served
+
+
+async def test_no_torrent_is_asked_for_of_what_was_decrypted(site: SealedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by an agent whose fleet has gone without access since, where all may swarm."""
+    await site.push("team-a/p:v1", site.source())
+    h = await site.agent("h0", swarm=SwarmSettings("auto", ("127.0.0.1", free_port())))
+    assert (await site.pull(h, "team-a/p:v1")).error is None
+    asked: list[Digest] = []
+
+    async def look_up(self: SwarmService, blob: Blob) -> None:
+        asked.append(blob.digest)
+
+    assert h.agent.swarming is not None
+    monkeypatch.setattr(SwarmService, "_look_up", look_up)
+    h.agent.swarming._context.allowed = lambda blob: True
+    await h.agent.swarming._seed()
+    assert asked and parts_of(site, h) not in asked
+
+
+async def test_no_key_is_asked_for_without_tls() -> None:
+    """Also where the session is not open, and its URL leads to a server without TLS."""
+    asked: list[str] = []
+
+    async def keys(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.json_response({"keys": {"0" * 16: "A" * 43 + "="}})
+
+    app = web.Application()
+    app.router.add_get("/v1/keys", keys)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    session = TrackerSession((url,), Hello(PROTOCOL_VERSION, "h0", "127.0.0.1:7071"))
+    runs = asyncio.create_task(session.run(Handlers(list, lambda: None, lambda _: None, lambda _: None)))
+    try:
+        await until(lambda: session.problem)
+        with pytest.raises(Unavailable):
+            await ask_keys(session, Reference("team-a/p", digest=digest_of(b"")))
+        assert not asked
+    finally:
+        runs.cancel()
+        await asyncio.gather(runs, return_exceptions=True)
+        await runner.cleanup()
+
+
+async def test_what_is_no_key_is_told(site: SealedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    await site.push("team-a/p:v1", site.source())
+    h = await site.agent("h0")
+    get: Callable[..., object] = TrackerSession.get
+
+    async def short(self: TrackerSession, path: str, query: dict[str, str]) -> bytes:
+        data = await get(self, path, query)  # type: ignore[misc]
+        return b'{"keys":{"0000000000000000":"AAAA"}}' if path == "/v1/keys" else data  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(TrackerSession, "get", short)
+    pull = await site.pull(h, "team-a/p:v1")
+    assert isinstance(pull.error, Corrupt) and "sent no keys" in pull.error.what

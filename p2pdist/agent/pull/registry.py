@@ -439,7 +439,7 @@ class Registry:
         holdings = [pull.holding() for digest, pull in self._fetching.items() if owned(digest)]
         for digest in filter(owned, self.served - self._fetching.keys()):
             blob = self._store.get(digest)
-            if blob is not None and blob.complete:
+            if blob is not None and blob.complete and digest not in self._store.opened:
                 holdings.append(_holding_of(blob, self._resources))
         return [holding for holding in holdings if holding.size and not self._drain.draining]
 
@@ -447,7 +447,7 @@ class Registry:
         """Progress of some blobs and use of the uplink since the last report to this tracker; None
         when there is none. Stops serving what was evicted meanwhile."""
         for digest in self.served - self._fetching.keys():
-            if self._store.get(digest) is None:  # evicted
+            if self._store.get(digest) is None or digest in self._store.opened:  # evicted, and perhaps decrypted since
                 self._unserve(digest)
         pulls = [pull for digest, pull in self._fetching.items() if owned(digest)]
         news = filter(None, (pull.advance() for pull in pulls))
