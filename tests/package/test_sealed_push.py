@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import Corrupt, NotFound, UsageError
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.model.manifest import (
     PACK_TYPE,
     SEALED_TYPE,
@@ -261,3 +261,23 @@ def test_the_encrypted_blobs_are_looked_through_once(monkeypatch: pytest.MonkeyP
     found = encrypted_by(Manifest(described("config", 0), (), (), plain + sealed))
     assert found == {blob.digest: part for blob, part in zip(plain, sealed[1:], strict=True)}
     assert len(looks) == 1
+
+
+async def test_keys_that_are_wrapped_anew_take_no_tag_from_a_push(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.push()
+    _, recipient = new_identity()
+    newer: list[Pushed] = []
+    size = LocalLayout.size
+
+    async def pushed_meanwhile(self: LocalLayout, digest: Digest) -> int | None:
+        if self is rig.origin and not newer:
+            monkeypatch.setattr(LocalLayout, "size", size)
+            (rig.layout.directory / LEDGER).unlink()
+            newer.append(await rig.push())
+        return await size(self, digest)
+
+    monkeypatch.setattr(LocalLayout, "size", pushed_meanwhile)
+    with pytest.raises(Conflict, match="was pushed anew meanwhile"):
+        await rewrap(REFERENCE, rig.origin, lambda key: unwrap(key, [rig.identity]), recipient)
+    assert (await rig.origin.resolve(REFERENCE)).digest == newer[0].digest
+    assert await rewrap(REFERENCE, rig.origin, lambda key: unwrap(key, [rig.identity]), recipient) is not None

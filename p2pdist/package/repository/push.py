@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import (
     BLOB_TYPE,
     CONFIG_TYPE,
@@ -87,15 +87,20 @@ class Sender:
         self._done, self._lock = 0, threading.Lock()
         self._slots = asyncio.Semaphore(BLOBS_IN_FLIGHT)
 
-    async def deliver(self, content: list[Item], manifest: Item, reference: Reference) -> None:
+    async def deliver(
+        self, content: list[Item], manifest: Item, reference: Reference, *, replaces: Digest | None = None
+    ) -> None:
         """Send the missing blobs, then the manifest, then set the tag, if `reference` has one, all
-        under a lease."""
+        under a lease. Raises Conflict where the tag is to be taken from the manifest `replaces`,
+        and names another one by now."""
         names = [item.blob.digest for item in (*content, manifest)]
         async with PushLease(self._origin, names, on_wait=self._wait) as lease:
             await self._send_all(content, manifest)
             while lease.in_doubt:
                 await lease.take()
                 await self._send_all(content, manifest, again=True)
+            if replaces is not None and (await self._origin.resolve(reference)).digest != replaces:
+                raise Conflict(f"{reference} was pushed anew meanwhile", remedy="Do it again")
             if reference.tag:
                 await self._origin.tag(reference, manifest.blob)
             await self._send_all(content, manifest, again=True)

@@ -307,9 +307,9 @@ async def rewrap(
 ) -> Digest | None:
     """Wrap the keys of a sealed package at the origin for another recipient: a new config and
     manifest, and the tag on it; blobs stay. Returns the digest of the manifest, None where nothing
-    changed."""
+    changed. Raises Conflict where the package is pushed meanwhile."""
     recipient = check_recipient(recipient)
-    _, manifest, _ = await read_manifest(reference, [origin])
+    described, manifest, _ = await read_manifest(reference, [origin])
     if not manifest.is_sealed:
         raise UsageError(
             f"{reference} at {origin.url} is not encrypted", remedy="p2pdist push --encrypt-to encrypts it"
@@ -322,5 +322,5 @@ async def rewrap(
     body = small_item(encode_manifest(Manifest(new.blob, (), manifest.piece_lists, manifest.parts)), MANIFEST_TYPE)
     there = [Item(blob, NOWHERE) for blob in (*manifest.blobs, *manifest.piece_lists)]
     sender = Sender(origin, origin.url, sum(item.blob.size for item in (*there, new, body)), None)
-    await sender.deliver([*there, new], body, reference)
+    await sender.deliver([*there, new], body, reference, replaces=described.digest)
     return body.blob.digest
