@@ -18,7 +18,7 @@ from sealed_rig import SealedSite, sealed_site
 from p2pdist.agent.sealed import ask_keys
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, Refused, Unavailable
-from p2pdist.model.manifest import Descriptor, Reference, decode_manifest, encode_manifest
+from p2pdist.model.manifest import Descriptor, Manifest, Reference, decode_manifest, encode_manifest
 from p2pdist.model.sealed import (
     KEYS_MAX,
     SEALED_CONFIG_TYPE,
@@ -199,3 +199,20 @@ async def test_a_tracker_without_pyrage_says_what_to_install(site: SealedSite, m
     with monkeypatch.context() as patch:  # from here on agents alone need it, and they do not
         patch.setitem(sys.modules, "pyrage", None)
         assert (await site.pull(h, "team-a/p:v1")).error is None
+
+
+async def test_a_package_is_decoded_once_for_all_who_ask_for_its_keys(
+    site: SealedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed = await site.push("team-a/p:v1", site.source())
+    decoded: list[bytes] = []
+
+    def decode(data: bytes, manifest: Manifest) -> SealedConfig:
+        decoded.append(data)
+        return decode_sealed_config(data, manifest)
+
+    monkeypatch.setattr(module, "decode_sealed_config", decode)
+    keys = site.service.access.sealed
+    first, *others = await asyncio.gather(*[keys.of("team-a/p", pushed.digest) for _ in range(50)])
+    assert await keys.of("team-a/p", pushed.digest) == first and all(other == first for other in others)
+    assert len(decoded) == 1

@@ -26,16 +26,19 @@ from dataclasses import dataclass
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, Refused, Unavailable, UsageError
-from p2pdist.model.manifest import decode_manifest
-from p2pdist.model.sealed import WrappedKey, decode_sealed_config
+from p2pdist.model.manifest import Manifest, decode_manifest
+from p2pdist.model.sealed import SealedConfig, WrappedKey, decode_sealed_config
 from p2pdist.sealing import identities_in, unopened, unwrap
 from tracker.access.control import AccessControl
 from tracker.access.file import SealedDocument
 from tracker.content import Content
-from tracker.reads import remember
+from tracker.reads import JoinedReads, remember
 
 MANIFESTS_MAX = 10_000
 """Manifests of which it is remembered whether they are sealed, those that were asked for last."""
+
+CONFIGS_MAX = 100
+"""Packages of which the wrapped keys are remembered, those that were asked for last."""
 
 UNWRAPPED_MAX = 10_000
 """Keys that are remembered, those that were asked for last."""
@@ -72,6 +75,9 @@ class SealedKeys:
         self._control, self._content, self._clock = control, content, clock
         self._sealed: OrderedDict[Digest, bool] = OrderedDict()
         """Whether a manifest is that of a sealed package."""
+        self._configs: OrderedDict[Digest, Mapping[str, WrappedKey]] = OrderedDict()
+        """The wrapped keys in the config of a package, by the digest of its manifest."""
+        self._reads = JoinedReads("central storage")
         self._unwrapped: OrderedDict[bytes, bytes | None] = OrderedDict()
         """Keys by a hash of the identities and the wrapped key, which names no identity; None where
         none of them opens it."""
@@ -87,10 +93,24 @@ class SealedKeys:
         moment, sealed or not, so it is decoded once. Raises NotFound, Corrupt, Unavailable."""
         known = self._sealed.get(digest)
         if known is None:
-            data = await self._content.read(digest)
-            known = (await asyncio.to_thread(decode_manifest, data)).is_sealed
+            known = (await self._reads.read(f"manifest {digest}", lambda: self._manifest(digest))).is_sealed
         remember(self._sealed, digest, known, MANIFESTS_MAX)
         return known
+
+    async def _manifest(self, digest: Digest) -> Manifest:
+        return await asyncio.to_thread(decode_manifest, await self._content.read(digest))
+
+    async def _wrapped(self, digest: Digest) -> Mapping[str, WrappedKey]:
+        """The wrapped keys of a package, by id. Raises NotFound, Corrupt, Unavailable."""
+        known = self._configs.get(digest)
+        if known is None:
+            known = (await self._reads.read(f"config {digest}", lambda: self._config(digest))).keys
+        remember(self._configs, digest, known, CONFIGS_MAX)
+        return known
+
+    async def _config(self, digest: Digest) -> SealedConfig:
+        manifest = await self._manifest(digest)
+        return await asyncio.to_thread(decode_sealed_config, await self._content.read(manifest.config.digest), manifest)
 
     async def of(self, name: str, digest: Digest) -> Mapping[str, bytes]:
         """The keys of the package `digest`, which was found under this name, by id. Raises
@@ -103,16 +123,14 @@ class SealedKeys:
             raise Unavailable(f"the key of {namespace} cannot be used: {error.what}", remedy=error.remedy) from None
 
     async def _keys(self, rule: SealedDocument, digest: Digest) -> Mapping[str, bytes]:
-        manifest = await asyncio.to_thread(decode_manifest, await self._content.read(digest))
-        data = await self._content.read(manifest.config.digest)
-        config = await asyncio.to_thread(decode_sealed_config, data, manifest)
+        wrapped = await self._wrapped(digest)
         identities = await self._identities(rule, newer_than_s=ASK_S)
         try:
-            return await self._unwrap(identities, config.keys)
+            return await self._unwrap(identities, wrapped)
         except Refused:
             if not rule.identity_command:
                 raise
-            return await self._unwrap(await self._identities(rule, newer_than_s=AGAIN_S), config.keys)
+            return await self._unwrap(await self._identities(rule, newer_than_s=AGAIN_S), wrapped)
 
     async def _unwrap(self, identities: tuple[str, ...], wrapped: Mapping[str, WrappedKey]) -> Mapping[str, bytes]:
         """All keys, by id. Raises Refused at the first one that does not open."""
