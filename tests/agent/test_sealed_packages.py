@@ -453,6 +453,23 @@ async def test_opening_goes_on_where_it_was(site: SealedSite) -> None:
     assert digest_of(blob.path.read_bytes()) == layer.digest
 
 
+async def test_a_piece_list_that_goes_while_a_package_is_opened_is_read_again(site: SealedSite) -> None:
+    """As that of a blob in part, which made room for another one."""
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    store, begin, gone = running.agent.store, Opening._begin, []
+
+    def without(self: Opening, blob: Descriptor, part: Descriptor) -> Blob | None:
+        if not gone:
+            gone.append(store._documents.remove(blob.pieces_digest))
+        return begin(self, blob, part)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Opening, "_begin", without)
+        await opened(site, running, "team-a/trainer:v1")
+    assert gone
+
+
 @pytest.mark.slow
 async def test_an_encrypted_blob_that_changed_on_the_disk_comes_again(site: SealedSite) -> None:
     await site.push("team-a/trainer:v1", site.source())

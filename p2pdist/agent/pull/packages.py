@@ -248,9 +248,10 @@ class Packages:
         pieces = {PIECES_DIGEST: str(blob.pieces_digest), PIECES_SIZE: str(blob.layout.piece_size)}
         return Descriptor(BLOB_TYPE, digest, blob.size, pieces)
 
-    def lost(self, manifest: Manifest) -> bool:
-        """Whether the store lacks a piece list of a package that was found: a piece list goes when
-        its blob is evicted."""
+    def lost(self, package: Package) -> bool:
+        """Whether the store lacks a piece list of a package that was found, or of what was opened
+        of it: a piece list goes when its blob is evicted. Raises Corrupt."""
+        manifest = stored_manifest(self._store, package.digest) or package.manifest
         return any(self._store.read_document(blob.pieces_digest) is None for blob in manifest.blobs)
 
     def pieces(self, layer: Descriptor) -> PieceList:

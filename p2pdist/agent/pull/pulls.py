@@ -418,7 +418,7 @@ class Pulls:
                 await _drop_damage(self, pull, damage, damages)
             except Corrupt:
                 losses += 1
-                if losses == ATTEMPTS or not await asyncio.to_thread(self._packages.lost, package.manifest):
+                if losses == ATTEMPTS or not await asyncio.to_thread(self._packages.lost, package):
                     raise
         pull.package = package
 
