@@ -27,6 +27,7 @@ from p2pdist.model.sealed import (
     encrypted_by,
     opened_manifest,
 )
+from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import pack
 from p2pdist.package.repository import sealed as sealed_push
@@ -160,6 +161,10 @@ async def test_what_cannot_be_encrypted_is_told(rig: Rig) -> None:
         )
     with pytest.raises(UsageError, match="no recipient"):
         await rig.push("age1nonsense")
+    with pytest.raises(UsageError, match="is the layout"):
+        await push_encrypted(
+            REFERENCE, rig.layout, open_origin(rig.layout.directory.absolute().as_uri()), rig.recipient
+        )
     await rig.push()
     sealed = await rig.origin.resolve(REFERENCE)
     for digest in (sealed.digest, decode_manifest(await rig.origin.read(sealed.digest)).config.digest):

@@ -250,6 +250,8 @@ async def push_encrypted(
     started, recipient = time.monotonic(), check_recipient(recipient)
     if not reference.tag:
         raise UsageError(f"{reference} names a digest, which encrypting changes", remedy="Name the package as name:tag")
+    if layout.url == origin.url:
+        raise UsageError(f"the origin {origin.url} is the layout, which is not encrypted", remedy="Name another origin")
     described, manifest, _ = await read_manifest(reference, [layout])
     if manifest.encrypted:
         raise UsageError(f"{reference} is encrypted already", remedy="Push it as it is, without --encrypt-to")
