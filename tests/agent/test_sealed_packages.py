@@ -598,6 +598,18 @@ async def test_a_preseed_opens_a_package_and_keeps_it(site: SealedSite) -> None:
     assert "p1" in running.agent.preseeds._preseeds
 
 
+async def test_a_package_that_would_be_shown_lazily_is_brought(site: SealedSite) -> None:
+    """As none that is encrypted is shown so."""
+    await site.push("team-a/trainer:v1", site.source())
+    running = await site.agent("h0", "a")
+    running.agent.pulls._lazy = lambda reference: True
+    pull = running.agent.pulls.start(PullRequest(package="team-a/trainer:v1", lazy=True))
+    assert pull.task is not None
+    await asyncio.wait([pull.task])
+    assert pull.error is None and not pull.lazy and pull.package is not None
+    assert running.agent.sealed.whole(pull.package.manifest)
+
+
 async def test_what_a_disk_changed_of_an_open_package_is_repaired(site: SealedSite) -> None:
     await site.push("team-a/trainer:v1", site.source())
     running = await site.agent("h0", "a")

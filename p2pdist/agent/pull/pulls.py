@@ -406,7 +406,7 @@ class Pulls:
                 parse_reference(pull.reference), lambda text: setattr(pull, "note", text)
             )
             pull.tag_as_of = package.as_of
-            if pull.request.lazy and self._lazy(str(package.reference)):
+            if pull.request.lazy and self._lazy(str(package.reference)) and not package.manifest.is_sealed:
                 pull.lazy, pull.digest = True, package.digest
                 return
             try:
