@@ -138,6 +138,9 @@ def decode_contents(data: bytes | bytearray, sealed: Manifest) -> Contents:
     parts = {part.digest for part in sealed.parts}
     if any(blob.digest in parts for blob in manifest.blobs):
         raise Corrupt(f"an encrypted package names its own parts as blobs of {digest}")
+    described = {(blob.digest, blob.size, blob.pieces_digest) for blob in (*manifest.layers, *manifest.parts)}
+    if len(described) != len(manifest.blobs):
+        raise Corrupt(f"an encrypted package names a blob of {digest} twice, as different ones")
     expected = [sealed_size(blob.size) for blob in manifest.blobs]
     if expected != [part.size for part in sealed.parts[1:]]:
         raise Corrupt(f"an encrypted package does not hold the blobs of {digest}")

@@ -191,11 +191,14 @@ async def test_a_package_that_contradicts_itself_is_corrupt(rig: Rig) -> None:
     }
     named = json.loads(plain)
     named["layers"][0]["digest"] = sealed.parts[1].digest
+    differing = json.loads(plain)
+    differing["layers"].insert(0, {**differing["layers"][0], "size": differing["layers"][0]["size"] + 1})
     twice = json.loads(await rig.origin.read((await rig.origin.resolve(REFERENCE)).digest))
     for manifest, others in (
         (plain, documents[:-1]),
         (plain, [*documents, b"more"]),
         (json.dumps(named).encode(), documents),
+        (json.dumps(differing).encode(), documents),
         (json.dumps(twice).encode(), documents),
         (b"{}", documents),
     ):
