@@ -216,3 +216,7 @@ async def test_a_package_is_decoded_once_for_all_who_ask_for_its_keys(
     first, *others = await asyncio.gather(*[keys.of("team-a/p", pushed.digest) for _ in range(50)])
     assert await keys.of("team-a/p", pushed.digest) == first and all(other == first for other in others)
     assert len(decoded) == 1
+    monkeypatch.setattr(module, "UNWRAPPED_MAX", 3)
+    more = {f"{number:016x}": wrap(os.urandom(32), site.recipients["team-a"]) for number in range(2)}
+    await keys.of("team-a/p", await with_keys(site, pushed.digest, more))
+    assert len(keys._configs) == 1, "others make room for one with many keys"

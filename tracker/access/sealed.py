@@ -37,8 +37,9 @@ from tracker.reads import JoinedReads, remember
 MANIFESTS_MAX = 10_000
 """Manifests of which it is remembered whether they are sealed, those that were asked for last."""
 
-CONFIGS_MAX = 100
-"""Packages of which the wrapped keys are remembered, those that were asked for last."""
+CONFIGS_MAX = 1000
+"""Packages of which the wrapped keys are remembered, those that were asked for last; fewer where
+they have more than UNWRAPPED_MAX keys together."""
 
 UNWRAPPED_MAX = 10_000
 """Keys that are remembered, those that were asked for last."""
@@ -103,9 +104,13 @@ class SealedKeys:
     async def _wrapped(self, digest: Digest) -> Mapping[str, WrappedKey]:
         """The wrapped keys of a package, by id. Raises NotFound, Corrupt, Unavailable."""
         known = self._configs.get(digest)
-        if known is None:
-            known = (await self._reads.read(f"config {digest}", lambda: self._config(digest))).keys
+        if known is not None:
+            self._configs.move_to_end(digest)
+            return known
+        known = (await self._reads.read(f"config {digest}", lambda: self._config(digest))).keys
         remember(self._configs, digest, known, CONFIGS_MAX)
+        while sum(map(len, self._configs.values())) > UNWRAPPED_MAX:
+            self._configs.popitem(last=False)
         return known
 
     async def _config(self, digest: Digest) -> SealedConfig:
