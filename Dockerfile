@@ -16,7 +16,7 @@ COPY tracker tracker
 # An environment without pip, filled by the pip of the base: what is copied from here brings no build tools along.
 RUN python -m venv --without-pip /opt/p2pdist \
     && pip --python /opt/p2pdist/bin/python install --no-cache-dir --disable-pip-version-check --find-links /wheels \
-        ${PIP_OPTIONS} '.[postgresql,fuse]'
+        ${PIP_OPTIONS} '.[postgresql,fuse,age]'
 
 FROM ${BASE}
 # mksquashfs and unsquashfs; squashfuse with fusermount3 for packages that are shown in a user namespace; umount; who https:// trusts;

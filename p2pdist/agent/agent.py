@@ -39,6 +39,7 @@ from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.readers import Readers
 from p2pdist.agent.pull.registry import PullResources, Registry
 from p2pdist.agent.pull.vouched_blobs import VouchedBlobs
+from p2pdist.agent.sealed import Sealed
 from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.desk import NOISE_BYTES, Desk
 from p2pdist.agent.tracker.failures import PullFailures
@@ -80,6 +81,7 @@ from p2pdist.model.messages import (
     check_hello,
 )
 from p2pdist.model.upstream import UpstreamSettings
+from p2pdist.origin.contract import Origin
 from p2pdist.origin.drivers import open_origin
 from p2pdist.package.archive.import_ import this_platform
 from p2pdist.store.store import BlobStore
@@ -187,10 +189,8 @@ class Agent:
             self.swarming = SwarmService(settings.swarm, swarming, listener, files, self.policies.transport)
         self.resources = self._resources(received_bytes)
         self.policy_pins = PolicyPins(store, self.policies)
-        waits = {"wait_s": settings.tracker_wait_s, "stale_tag_s": settings.stale_tag_s}
-        self.packages = Packages(
-            store, session, own_origin, **waits, learn=self.policy_pins.learned, found=access.names.learn
-        )
+        self.sealed = Sealed(store)
+        self.packages = self._packages(own_origin)
         self.registry = self._registry(reads_origin=own_origin is not None)
         self.vouched_blobs = VouchedBlobs(store, self.registry, trackers.send)
         self.images = self._images(settings)
@@ -245,6 +245,18 @@ class Agent:
             lists=PeerLists(self.access, lambda: self.session.vicinity),
         )
 
+    def _packages(self, own_origin: Origin | None) -> Packages:
+        return Packages(
+            self.store,
+            self.session,
+            own_origin,
+            wait_s=self.settings.tracker_wait_s,
+            stale_tag_s=self.settings.stale_tag_s,
+            learn=self.policy_pins.learned,
+            found=self.access.names.learn,
+            opened=self.sealed.opened,
+        )
+
     def _registry(self, *, reads_origin: bool) -> Registry:
         alone = Announcement("alone", self.host, self.settings.address, origin=True)
         return Registry(
@@ -284,6 +296,7 @@ class Agent:
             models=self.models,
             unreachable=self.reachability.warning,
             lazy=self.policies.lazy,
+            sealed=self.sealed,
         )
 
     async def start(self) -> None:

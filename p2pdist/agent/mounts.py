@@ -231,7 +231,7 @@ class PackageMounts:
         """Hold the layers of a view that an earlier agent mounted: its programs read on, and the
         kernel opens objects late."""
         try:  # the record may be damaged
-            data = self._store.read_document(digest)
+            data = self._store.read_document(self._store.opened.manifest(digest))
             if data is None:
                 raise NotFound(f"the manifest {digest} is not in the store")
             return self._hold(decode_model(data) or decode_manifest(data))

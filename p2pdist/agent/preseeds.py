@@ -10,9 +10,9 @@ states a time instead, from which the difference of the two clocks gives a durat
 
 A few preseeds are fetched at a time, in the order in which the tracker asked for them.
 
-Trackers rank hosts by what they hold, so the agent also reports redundant packs: packs that it need
-not fetch, because whole trees of this host have their contents already. The store knows them
-(`redundant_packs`) and is asked every LOOK_S, in a thread.
+Trackers rank hosts by what they hold, so the agent also reports redundant packs: packs, and
+encrypted blobs, that it need not fetch, because this host has their contents already. The store
+knows them (`redundant_parts`) and is asked every LOOK_S, in a thread.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from p2pdist.agent.images.images import Images
@@ -33,7 +34,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import is_image, parse_image
-from p2pdist.model.manifest import PACK_TYPE, Manifest, parse_reference
+from p2pdist.model.manifest import PACK_TYPE, SEALED_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     REASON_CHARACTERS_MAX,
@@ -44,7 +45,7 @@ from p2pdist.model.messages import (
     Release,
     Spares,
 )
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, redundant_parts
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class Preseeds:
         self._store, self._pulls, self._packages, self._send = store, pulls, packages, send
         self._images, self._models = images, models
         self._clock_ahead_s = clock_ahead_s
-        self._redundant = RedundantPacks(store.trees.redundant_packs, send)
+        self._redundant = RedundantPacks(partial(redundant_parts, store), send)
         self._preseeds: dict[str, _Preseed] = {}
         """By identifier."""
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -260,6 +261,9 @@ class Preseeds:
             raise
         if pull.error is not None:
             raise pull.error
+        if pull.package is not None and pull.package.manifest.encrypted:
+            preseed.blobs = _pinned(pull.package.manifest)  # what was opened
+            await asyncio.shield(self._later(self._pin(keep.id, preseed.blobs)))
 
     async def _pin(self, identifier: str, blobs: tuple[Digest, ...]) -> None:
         async with self._pinning:
@@ -334,8 +338,10 @@ class Preseeds:
 
 def _pinned(manifest: Manifest) -> tuple[Digest, ...]:
     """The blobs to pin for a package: its layers and catalogs. Packs are not pinned: they serve to
-    make the contents of a tree, which its root pins."""
-    return tuple(blob.digest for blob in manifest.blobs if blob.media_type != PACK_TYPE)
+    make the contents of a tree, which its root pins. Of encrypted blobs the first alone is, by
+    which this host knows the preseed again: others serve to make what is opened."""
+    pinned = [blob for blob in manifest.blobs if blob.media_type not in (PACK_TYPE, SEALED_TYPE)]
+    return tuple(blob.digest for blob in (*pinned, *manifest.encrypted[:1]))
 
 
 def _reason(error: P2PDistError) -> str:

@@ -277,6 +277,35 @@ def origin_option(function: Function) -> Function:
     )(function)
 
 
+def encrypt_option(*, refused: str = "") -> Callable[[Function], Function]:
+    """--encrypt-to, for a verb that pushes. An empty value, as a variable without one gives,
+    is an error, and no push in the clear. `refused` says why this verb cannot encrypt, where it
+    cannot; then it has the option to refuse it, wherever it is set."""
+
+    def checked(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        variables = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
+        if value is None and not any(name in os.environ for name in variables):
+            return None
+        if not (value or "").strip():
+            raise UsageError(
+                "the recipient to encrypt to is empty",
+                remedy="Give a recipient that p2pdist key list prints, or unset P2PDIST_ENCRYPT_TO",
+            )
+        if refused:
+            raise UsageError(refused, remedy="Unset --encrypt-to and P2PDIST_ENCRYPT_TO to push it in the clear")
+        return (value or "").strip()
+
+    return click.option(
+        "--encrypt-to",
+        metavar="RECIPIENT",
+        hidden=bool(refused),
+        expose_value=not refused,
+        callback=checked,
+        help="Encrypt the package for this recipient of age, which p2pdist key create prints. "
+        "Also from P2PDIST_ENCRYPT_TO.",
+    )
+
+
 def elsewhere_options(what: str) -> Callable[[Function], Function]:
     """--at-origin and --layout, which direct a verb to an origin or a layout instead of the agent's
     store. They count on the command line only: a variable or file that names a layout for other

@@ -78,10 +78,10 @@ def run_from_layout(reference: str, directory: Path, run: Run) -> int:
 async def _laid_out(reference: str, directory: Path, stack: ExitStack) -> tuple[Config, list[Image | TreeLayer]]:
     """What a package runs, and its layers, bottom to top, with the files of trees written out until
     `stack` ends."""
-    from p2pdist.package.repository.contract import read_manifest
+    from p2pdist.package.repository.contract import read_plain_manifest
 
     async with opened_layout(directory) as layout:
-        _, manifest, _ = await read_manifest(parse_reference(reference), [layout])
+        _, manifest, _ = await read_plain_manifest(parse_reference(reference), [layout])
         config = decode_config(await layout.read(manifest.config.digest, limit=MANIFEST_BYTES_MAX))
         files = stack.enter_context(layout.draft_directory())
         return config, await layers_in(manifest, layout, files)

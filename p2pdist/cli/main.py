@@ -60,6 +60,7 @@ VERBS = {
     "drain": "Let the agent of this host hand over to others, and end.",
     "access": "Show, rotate and revoke what a fleet's access is made of.",
     "token": "Make tokens for schedulers, operators and people.",
+    "key": "Make and rotate keys of namespaces with encrypted packages.",
     "trackers": "Print how trackers share the blobs of a fleet.",
     "status": "Print what the local agent or a tracker is doing.",
     "completion": "Print what a shell needs to complete verbs, options and references.",

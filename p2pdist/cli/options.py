@@ -27,7 +27,7 @@ NAMES = frozenset(
     access address advertise agent_wait agents all alone arrivals at_origin audit_log base bind blobs
     bt_listen bucket cache cache_dir cache_python callback callbacks cancel capacity certs_dir coherent config
     count crash cut_half cut_tracker deadline dir directory discover discovery_interface download_limit
-    drain_seconds dry_run entry entrypoint env everywhere faults first_party follow follow_links force
+    drain_seconds dry_run encrypt_to entry entrypoint env everywhere faults first_party follow follow_links force
     force_age format freeze_tracker host hostnames hosts how hub id ignore image job jobs_dir join_file json
     keep kill_tracker kill_tracker_every kind last latency layout lazy lazy_wait lazy_way level limit list
     listen local local_only log_format log_level lose_database lose_tracker mirror model modelpack mount mtime

@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen, printable
-from p2pdist.model.manifest import CATALOG_TYPE, Descriptor
+from p2pdist.model.manifest import CATALOG_TYPE, SEALED_TYPE, Descriptor
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -166,12 +166,16 @@ def counted(number: int, noun: str) -> str:
 
 def contents(layers: Sequence[Descriptor], parts: Sequence[Descriptor]) -> str:
     """The bytes that an empty host fetches for a package, and what they are: layers, and the
-    catalogs and packs that its trees draw on. A blob that is named twice counts once."""
+    catalogs and packs that its trees draw on, or encrypted blobs. A blob that is named twice counts
+    once."""
     size = sum({blob.digest: blob.size for blob in (*layers, *parts)}.values())
     catalogs = sum(part.media_type == CATALOG_TYPE for part in parts)
-    words = [counted(len(layers), "layer")]
+    encrypted = sum(part.media_type == SEALED_TYPE for part in parts)
+    packs = len(parts) - catalogs - encrypted
+    words = [counted(len(layers), "layer")] if layers or not encrypted else []
     words += [counted(catalogs, "catalog")] if catalogs else []
-    words += [counted(len(parts) - catalogs, "pack")] if len(parts) > catalogs else []
+    words += [counted(packs, "pack")] if packs else []
+    words += [counted(encrypted, "encrypted blob")] if encrypted else []
     return f"{amount(size)} in {', '.join(words)}"
 
 

@@ -35,8 +35,13 @@ SQUASHFS_TYPE = "application/vnd.p2pdist.layer.v1.squashfs"
 TREE_TYPE = "application/vnd.p2pdist.layer.v1.tree"
 CATALOG_TYPE = "application/vnd.p2pdist.catalog.v1"
 PACK_TYPE = "application/vnd.p2pdist.pack.v1"
+SEALED_TYPE = "application/vnd.p2pdist.sealed.v1"
+"""An encrypted blob (sealed.py)."""
+
 BLOB_TYPE = "application/octet-stream"
 PIECES_TYPE = "application/vnd.p2pdist.pieces.v1"
+
+_PARTS = frozenset({CATALOG_TYPE, PACK_TYPE, SEALED_TYPE})
 
 TITLE = "org.opencontainers.image.title"
 """The annotation with the name of the file that a blob was."""
@@ -52,6 +57,8 @@ MODEL_LAYERS_MAX = 1000
 """Of a model, each file of which is a layer (modelpack.py)."""
 PARTS_MAX = 1024
 CATALOGS_MAX = 256
+SEALED_MAX = 1 + MODEL_LAYERS_MAX + PARTS_MAX
+"""Encrypted blobs of a package: its documents, and each of its layers and parts."""
 MANIFEST_BYTES_MAX = 4 << 20
 DOCUMENT_BYTES_MAX = 64 << 20
 """Of any one document."""
@@ -104,9 +111,9 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A package: config and content layers, bottom to top, the piece lists, and the catalogs and
-    packs that its tree layers draw on. `artifact_type` is what a package is besides, "" for nothing
-    else."""
+    """A package: config and content layers, bottom to top, the piece lists, and as parts the
+    catalogs and packs that its tree layers draw on, and encrypted blobs (sealed.py).
+    `artifact_type` is what a package is besides, "" for nothing else."""
 
     config: Descriptor
     layers: tuple[Descriptor, ...]
@@ -118,6 +125,16 @@ class Manifest:
     def blobs(self) -> tuple[Descriptor, ...]:
         """The blobs that are moved piece by piece: layers and parts, each once."""
         return tuple({blob.digest: blob for blob in (*self.layers, *self.parts)}.values())
+
+    @property
+    def encrypted(self) -> tuple[Descriptor, ...]:
+        """The encrypted blobs among the parts."""
+        return tuple(part for part in self.parts if part.media_type == SEALED_TYPE)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether everything that it names is encrypted."""
+        return not self.layers and bool(self.parts) and len(self.encrypted) == len(self.parts)
 
     def documents(self) -> tuple[Descriptor, ...]:
         """The blobs that are read whole: config and piece lists."""
@@ -229,18 +246,13 @@ def decode_manifest(data: bytes) -> Manifest:
     if plain.schema_version != 2 or plain.media_type != MANIFEST_TYPE:
         raise Corrupt(f"{digest_of(data)} is not an OCI image manifest")
     listed = [_descriptor(layer) for layer in plain.layers]
-    parts = tuple(layer for layer in listed if layer.media_type in {CATALOG_TYPE, PACK_TYPE})
-    layers = tuple(layer for layer in listed if layer.media_type not in {CATALOG_TYPE, PACK_TYPE, PIECES_TYPE})
+    parts = tuple(layer for layer in listed if layer.media_type in _PARTS)
+    layers = tuple(layer for layer in listed if layer.media_type not in _PARTS | {PIECES_TYPE})
     piece_lists = {layer.digest: layer for layer in listed if layer.media_type == PIECES_TYPE}
     kind = plain.artifact_type or ""
     if len(layers) > (most := MODEL_LAYERS_MAX if kind else LAYERS_MAX):
         raise Corrupt(f"{digest_of(data)} has {len(layers)} layers, over the limit of {most}")
-    catalogs = sum(part.media_type == CATALOG_TYPE for part in parts)
-    if len(parts) > PARTS_MAX or catalogs > CATALOGS_MAX:
-        raise Corrupt(
-            f"{digest_of(data)} has {catalogs} catalogs and {len(parts) - catalogs} packs, over the limits of {CATALOGS_MAX} "
-            f"and {PARTS_MAX} in all"
-        )
+    _check_parts(digest_of(data), parts)
     for layer in (*layers, *parts):
         pieces = piece_lists.get(layer.pieces_digest)
         if pieces is None or pieces.size != encoded_size(layer.layout) or pieces.size > DOCUMENT_BYTES_MAX:
@@ -249,6 +261,18 @@ def decode_manifest(data: bytes) -> Manifest:
     if config.size > MANIFEST_BYTES_MAX:
         raise Corrupt(f"the config {config.digest} of {config.size} bytes is over the limit")
     return Manifest(config, layers, tuple(piece_lists.values()), parts, kind)
+
+
+def _check_parts(digest: Digest, parts: tuple[Descriptor, ...]) -> None:
+    """Raises Corrupt for more parts than a package may have."""
+    counts = {kind: sum(part.media_type == kind for part in parts) for kind in _PARTS}
+    catalogs, packs, encrypted = counts[CATALOG_TYPE], counts[PACK_TYPE], counts[SEALED_TYPE]
+    if catalogs + packs > PARTS_MAX or catalogs > CATALOGS_MAX:
+        raise Corrupt(
+            f"{digest} has {catalogs} catalogs and {packs} packs, over the limits of {CATALOGS_MAX} and {PARTS_MAX} in all"
+        )
+    if encrypted > SEALED_MAX:
+        raise Corrupt(f"{digest} has {encrypted} encrypted blobs, over the limit of {SEALED_MAX}")
 
 
 def decode_named(data: bytes, reference: Reference) -> Manifest:

@@ -523,6 +523,15 @@ class RenewRequest(msgspec.Struct, frozen=True):
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=255)], ...], Meta(max_length=64)] = ()
 
 
+class PackageKeys(msgspec.Struct, frozen=True):
+    """Answer to GET /v1/keys: the keys of a sealed package by id, in base64 on the wire."""
+
+    keys: dict[str, Annotated[bytes, Meta(min_length=32, max_length=32)]]
+
+    def __repr__(self) -> str:
+        return f"PackageKeys({len(self.keys)})"
+
+
 class Joined(msgspec.Struct, frozen=True):
     """Answer to POST /v1/join and POST /v1/renew: the agent's certificate, and the certificates of
     the fleet's authorities, all PEM; `fleet` is the fleet's name."""
@@ -780,7 +789,7 @@ class Mounts(msgspec.Struct, frozen=True):
 
 class PackageStatus(msgspec.Struct, frozen=True):
     """A package or single blob in the store. `complete`: all its layers are there; `last_used` is
-    in seconds since the epoch."""
+    in seconds since the epoch; `encrypted`: it came encrypted, and was opened here."""
 
     reference: str
     digest: Digest
@@ -788,6 +797,7 @@ class PackageStatus(msgspec.Struct, frozen=True):
     complete: bool
     pinned: bool
     last_used: float
+    encrypted: bool = False
 
 
 class Packages(msgspec.Struct, frozen=True):

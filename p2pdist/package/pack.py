@@ -39,7 +39,7 @@ from p2pdist.package.repository.contract import (
     Repository,
     read_content,
     read_document,
-    read_manifest,
+    read_plain_manifest,
 )
 from p2pdist.package.source.links import NOWHERE, OUT, strange_links
 from p2pdist.package.source.scan import Dropped, Ignore, Link, TreeScan, check_unchanged, scan_tree, source_directory
@@ -294,7 +294,7 @@ async def _read_base(base: Reference | None, layout: LocalRepository, origin: Re
     if base is None:
         return None
     repositories: list[Repository] = [layout, origin] if origin else [layout]
-    described, manifest, _ = await read_manifest(base, repositories)
+    described, manifest, _ = await read_plain_manifest(base, repositories)
     data = await read_document(manifest.config.digest, repositories, limit=MANIFEST_BYTES_MAX)
     written = await write_document(layout, data)
     for pieces in manifest.piece_lists:

@@ -26,6 +26,9 @@ ROOM_BYTES = 1 << 20
 """What the files of the index need to grow."""
 
 _VERSION = 4
+_OPENED_VERSION = _VERSION + 1
+"""Of a store with something that was decrypted: earlier releases would give it to other hosts."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blobs (
     digest TEXT PRIMARY KEY, size INTEGER NOT NULL, piece_size INTEGER NOT NULL, pieces_digest TEXT NOT NULL,
@@ -56,6 +59,7 @@ CREATE TABLE IF NOT EXISTS images (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tags (reference TEXT PRIMARY KEY, digest TEXT NOT NULL, told REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS opened (digest TEXT PRIMARY KEY, source TEXT NOT NULL, manifest INTEGER NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -155,15 +159,18 @@ class Index:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        if version not in range(_VERSION + 1):  # 1 had no documents, 2 no trees, 3 no pages of trees
+        if version not in range(_OPENED_VERSION + 1):  # 1 had no documents, 2 no trees, 3 no pages of trees
             raise P2PDistError(
                 f"the store {self._path.parent} was made by another release (index version {version})",
                 remedy="Use that release, or another store directory",
             )
+        if version == _OPENED_VERSION:
+            _check_opened(self._database, self._path)
         self._database.executescript(_SCHEMA)
         if not any(row[1] == "pages" for row in self._database.execute("PRAGMA table_info(trees)")):
             self._database.execute("ALTER TABLE trees ADD COLUMN pages BLOB NOT NULL DEFAULT x''")
-        self._database.execute(f"PRAGMA user_version={_VERSION}")
+        opened = self._database.execute("SELECT EXISTS (SELECT 1 FROM opened)").fetchone()[0]
+        self._database.execute(f"PRAGMA user_version={_OPENED_VERSION if opened else _VERSION}")
 
     def close(self) -> None:
         with self._failures(), self._lock:
@@ -226,6 +233,7 @@ class Index:
         with self._transaction():
             self._database.execute("DELETE FROM blobs WHERE digest=?", (digest,))
             self._database.execute("DELETE FROM wholes WHERE digest=?", (digest,))
+            self._database.execute("DELETE FROM opened WHERE digest=?", (digest,))
 
     # -- pins and packages
 
@@ -428,6 +436,47 @@ class Index:
                     remedy="Move the store directory away; what it held will be fetched again",
                 ) from error
             raise P2PDistError(f"the index {self._path} cannot be used: {error}", remedy="Check the disk") from error
+
+
+def _check_opened(database: sqlite3.Connection, path: Path) -> None:
+    """Raises Corrupt where an index lost the table of what was opened."""
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE type='table' AND name='opened'").fetchone():
+        raise Corrupt(
+            f"the index {path} does not say any more what was decrypted, which no other host may get",
+            remedy="Remove the store directory and pull again",
+        )
+
+
+def opened_rows(index: Index) -> list[tuple[Digest, Digest, int]]:
+    """What was opened, from what, and 1 where a manifest is what is opened."""
+    return index._query("SELECT digest, source, manifest FROM opened WHERE manifest<2")
+
+
+def add_opened(index: Index, rows: Sequence[tuple[Digest, Digest, int]]) -> None:
+    """Write what is opened, as opened_rows gives it. From then on releases that would serve it
+    refuse the store."""
+    index._run(f"PRAGMA user_version={_OPENED_VERSION}", ())
+    index._run_all("INSERT OR REPLACE INTO opened VALUES (?,?,?)", rows)
+
+
+def opened_names(index: Index) -> list[tuple[Digest, str]]:
+    """The names of packages by which the keys of each opened manifest were given to this host."""
+    return index._query("SELECT source, substr(digest, length(source) + 2) FROM opened WHERE manifest=2")
+
+
+def add_opened_name(index: Index, manifest: Digest, name: str) -> None:
+    """Write a row of opened_names."""
+    add_opened(index, [(Digest(f"{manifest} {name}"), manifest, 2)])
+
+
+def remove_opened_names(index: Index, manifests: Sequence[Digest]) -> None:
+    """Forget the names of opened manifests."""
+    index._run_all("DELETE FROM opened WHERE manifest=2 AND source=?", [(manifest,) for manifest in manifests])
+
+
+def remove_opened(index: Index, digests: Sequence[Digest]) -> None:
+    """Forget that these were opened."""
+    index._run_all("DELETE FROM opened WHERE digest=?", [(digest,) for digest in digests])
 
 
 def _names(encoded: bytes) -> Iterator[bytes]:

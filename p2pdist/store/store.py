@@ -32,7 +32,7 @@ from pathlib import Path
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError
-from p2pdist.model.manifest import decode_manifest
+from p2pdist.model.manifest import Manifest, decode_manifest
 from p2pdist.model.pieces import PieceList
 from p2pdist.store.blobs.admission import Admission
 from p2pdist.store.blobs.blob import Blob
@@ -53,6 +53,7 @@ from p2pdist.store.index import Index
 from p2pdist.store.integrity import Integrity
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.files import Objects
+from p2pdist.store.opened import OpenedRecords
 from p2pdist.store.pins import ImageRecords, PackageRecords, Pins, TagRecords
 from p2pdist.store.sync import BackgroundSync
 from p2pdist.store.trees.inventory import TreeContext, Trees
@@ -108,6 +109,7 @@ class Stock:
     objects: Objects
     trees: Trees
     pins: Pins
+    opened: OpenedRecords
     discard: Callable[[Blob], None]
     """Removes a blob; raises Conflict when it is in use."""
 
@@ -147,7 +149,8 @@ class Stock:
         idle = time.time() - PARTIAL_IDLE_S
         trees, shares = self.trees.candidates()
         roots, needed_by = {tree.digest for tree in trees}, self.trees.records.needed_by()
-        redundant, awaited = self.trees.redundant_packs(), self.trees.pulls.packs()
+        redundant = self.trees.redundant_packs() | self.opened.redundant(self.trees.complete)
+        awaited = self.trees.pulls.packs()
         blobs = [
             Candidate(
                 blob.digest,
@@ -276,6 +279,7 @@ class BlobStore:
             self.images = ImageRecords(self._index, self._lock)
             self.tags = TagRecords(self._index, self._lock)
             self.pins = Pins(self._index, self._lock)
+            self.opened = OpenedRecords(self._index, self._lock, self._blobs, self._documents)
             self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
             self.objects = Objects(self._paths, self._index, self._blob_context.boot)
             self.trees = Trees(self._tree_context(), self.objects)
@@ -287,6 +291,7 @@ class BlobStore:
                 self.objects,
                 self.trees,
                 self.pins,
+                self.opened,
                 self._discard,
             )
             self._room = Room(self._stock, choose)
@@ -391,6 +396,7 @@ class BlobStore:
             for path in (paths.complete(digest), paths.data(digest), paths.bitmap(digest), paths.hashes(digest)):
                 path.unlink(missing_ok=True)
         self._index.delete(digest)
+        self.opened.removed(digest)
         self._blobs.pop(digest, None)
         lists = {other.pieces_digest for other in self._blobs.values()}
         if blob.pieces_digest not in lists and blob.pieces_digest not in self.pins:
@@ -420,13 +426,14 @@ class BlobStore:
         wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests() | self.images.digests()
         named = [(record.reference, record.manifest_digest) for record in self.packages.list()]
         for reference, digest in [*named, *((record.reference, record.digest) for record in self.tags.list())]:
-            wanted.add(digest)
-            data = self._documents.read(digest)
-            if data is not None:
-                try:
-                    wanted.update(small.digest for small in decode_manifest(data).documents())
-                except Corrupt as error:
-                    logger.warning("%s: %s", reference, error)
+            for manifest in {digest, self.opened.manifest(digest)}:
+                wanted.add(manifest)
+                data = self._documents.read(manifest)
+                if data is not None:
+                    try:
+                        wanted.update(small.digest for small in decode_manifest(data).documents())
+                    except Corrupt as error:
+                        logger.warning("%s: %s", reference, error)
         return wanted
 
     # -- room
@@ -484,6 +491,60 @@ def _load_pieces(root: Path, documents: Documents, digest: Digest) -> PieceList:
             f"the store {root} has lost the piece list {digest}", remedy="Remove the package and pull it again"
         )
     return PieceList.decode(data)
+
+
+def stored_manifest(store: BlobStore, digest: Digest) -> Manifest | None:
+    """The manifest by which a store keeps a package: of a sealed one that was opened here, what was
+    opened and what is encrypted of it. None where it is not here. Raises Corrupt."""
+    data = store.read_document(store.opened.manifest(parse_digest(digest)))
+    return decode_manifest(data) if data is not None else None
+
+
+def begin_opened(store: BlobStore, digest: Digest, pieces: PieceList, encrypted: Digest) -> Blob | None:
+    """The blob, complete or partial, held for the caller to release, to be decrypted from the blob
+    `encrypted`: a partial one is marked as such. None while a pull fetches it as it is: what is
+    written then goes to other hosts. Raises what BlobStore.begin raises."""
+    while True:
+        with store._lock:
+            found = store.get(digest)
+            if found is not None and not found.complete and digest not in store.opened:
+                if found.in_use:
+                    return None
+                store._discard(found)
+                found = None
+            if found is None:  # the mark before the blob, and nothing in between
+                store.opened.record({digest: encrypted})
+                try:
+                    return store.begin_held(digest, pieces)
+                except BaseException:
+                    store.opened.forget(digest)
+                    raise
+        blob = store.begin_held(digest, pieces)  # which may read it, and not under the lock
+        if blob.complete or digest in store.opened:
+            return blob
+        blob.release()  # it was evicted meanwhile, or is of another piece list
+
+
+def drop_opened(store: BlobStore, digest: Digest) -> bool:
+    """Remove what is decrypted of a blob in part, but for its piece list; returns whether that is
+    gone, or complete. False while it is in use."""
+    with store._lock:
+        blob = store.get(digest)
+        if blob is None or blob.complete or digest not in store.opened:
+            return True
+        if blob.in_use:
+            return False
+        pieces = store.read_document(blob.pieces_digest)
+        store._discard(blob)
+        if pieces is not None:  # by which the blob is begun anew
+            store.put_document(pieces)
+        return True
+
+
+def redundant_parts(store: BlobStore) -> set[Digest]:
+    """Packs and encrypted blobs that a store does not need: their contents are here. Blocks."""
+    opened = {part.digest for manifest in store.opened.packages().values() for part in manifest.parts}
+    return (store.trees.redundant_packs() - opened) | store.opened.redundant(store.trees.complete)
 
 
 def room_left(store: BlobStore) -> int:

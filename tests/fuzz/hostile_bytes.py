@@ -30,6 +30,7 @@ from uuid import UUID
 import access_decoders
 import gateway_decoders
 import msgspec
+import sealed_decoders
 
 from p2pdist.gateway.huggingface.names import parse_request as parse_hub_request
 from p2pdist.load.header import decode_header
@@ -556,7 +557,7 @@ def decoders() -> tuple[Decoder, ...]:
         Decoder("resealed tar", lambda data: unpack(_resealed(data)), PLAIN, _tars()),
         Decoder("ELF", in_file(lambda path: executable._loader(str(path))), (), (ELF,)),
         Decoder("script", in_file(search), PLAIN, (b"#!/bin/sh -e\n", b"#!/usr/bin/env -S sh 'b c'\n", b"#!tool\n")),
-        *(Decoder(*call) for call in (*access_decoders.calls(), *gateway_decoders.calls())),
+        *(Decoder(*call) for call in (*access_decoders.calls(), *gateway_decoders.calls(), *sealed_decoders.calls())),
     )
 
 

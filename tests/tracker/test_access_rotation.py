@@ -67,12 +67,27 @@ def test_the_file_that_is_made_states_what_its_comments_say() -> None:
     rules = read_rules(TEMPLATE.encode(), "access.toml")
     commented = "\n".join(
         line.removeprefix("# ")
-        if line.startswith(("# [", "# authorities", "# read", '# "', "# mount", "# issuer", "# aud", "# map"))
+        if line.startswith(
+            (
+                "# [",
+                "# authorities",
+                "# read",
+                '# "',
+                "# mount",
+                "# issuer",
+                "# aud",
+                "# map",
+                "# key",
+                "# required",
+                "# identity",
+            )
+        )
         else line
         for line in TEMPLATE.splitlines()
     )
     full = read_rules(commented.encode(), "access.toml")
     assert rules.joins == full.joins and full.local.mount_roots and full.oidc is not None
+    assert [bool(rule.key) for rule in full.sealed.values()] == [True, False]
 
 
 @pytest.mark.parametrize(

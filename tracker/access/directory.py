@@ -5,6 +5,8 @@ Beside the access file lie, mode 0600:
 - `authority-CREATED.pem` and `.key`: an authority; `signing-CREATED-NAME.pem`: a signing key. The
   newest of each issues, and the others are trusted until SUPERSEDED_S after the next newer one was
   made. CREATED is a time, UTC.
+- `sealed-NAME-CREATED.key`: an age identity of the key NAME, which opens sealed packages of a
+  namespace. The newest is the recipient of pushes; the others open what was pushed before.
 - `join-ID.token`: the join token of the table [join.ID].
 - `revoked.txt`: what `p2pdist access revoke` wrote, a line each. `tokens.jsonl`: a line for each
   token that was made, without the token.
@@ -35,6 +37,7 @@ from p2pdist.credentials.signing import SigningKey
 from p2pdist.credentials.tokens import TokenRecord
 from p2pdist.files import read_small
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Refused, UsageError, foreseen
+from p2pdist.sealing import identities_in, new_identity
 from tracker.access.file import REVOKED_MAX, TEMPLATE, AccessRules, JoinRule, check_revoked, read_rules
 
 SUPERSEDED_S = 48 * 3600.0
@@ -45,11 +48,12 @@ TOKENS_BYTES_MAX = 64 << 20
 KEYS_MAX = 8
 """Authorities, and signing keys, that are read."""
 
-SECRET_FILES = ("authority-", "signing-", "join-")
+SECRET_FILES = ("authority-", "signing-", "join-", "sealed-")
 REVOKED_FILE = "revoked.txt"
 TOKENS_FILE = "tokens.jsonl"
 _TIME = "%Y%m%dT%H%M%SZ"
 _AUTHORITY = re.compile(r"authority-(\d{8}T\d{6}Z)\.pem\Z")
+_SEALED = r"sealed-%s-(\d{8}T\d{6}Z)\.key\Z"
 _SIGNING = re.compile(r"signing-(\d{8}T\d{6}Z)-[0-9a-f]{16}\.pem\Z")
 
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -173,7 +177,7 @@ class AccessDirectory:
 
     def load(self, *, now: float) -> AccessState:
         """Read everything. `now`: seconds since the epoch."""
-        rules = self._rules()
+        rules = self.rules()
         authorities = [self._authority(path, rules.fleet) for path in _trusted(self._named(_AUTHORITY), now)]
         signing = [SigningKey.load(self._files.read(path)) for path in _trusted(self._named(_SIGNING), now)]
         if not authorities or not signing:
@@ -213,7 +217,7 @@ class AccessDirectory:
         returns the names of the files that were removed."""
         with self._files.locked():
             self.load(now=now)
-            rules = self._rules()
+            rules = self.rules()
             newest = self._new_authority(rules.fleet, now)
             self._new_signing_key(now)
             for name in rules.joins:
@@ -261,12 +265,46 @@ class AccessDirectory:
         with self._files.locked(), self._files.failures(path), self._files.opened(path, os.O_APPEND) as file:
             file.write(msgspec.json.encode(record) + b"\n")
 
+    # -- keys of sealed packages
+
+    def rules(self) -> AccessRules:
+        """The access file."""
+        return read_rules(self._files.read(self.path), str(self.path))
+
+    def key_names(self) -> list[str]:
+        """The keys that have files here."""
+        with self._files.failures(self.directory):
+            names = os.listdir(self.directory)
+        matches = (re.match(_SEALED % "([a-z0-9][a-z0-9-]{0,62})", name) for name in names)
+        return sorted({match[1] for match in matches if match is not None})
+
+    def identities(self, key: str) -> tuple[str, ...]:
+        """The age identities of a key, the newest first. Raises NotFound."""
+        named = self._named(re.compile(_SEALED % re.escape(key)))
+        if not named:
+            raise NotFound(f"there is no key {key} beside {self.path}", remedy=f"p2pdist key create {key} makes it")
+        files = [self._files.text(named[at]) for at in sorted(named, reverse=True)]
+        return tuple(identity for text in files for identity in identities_in(text))
+
+    def new_identity(self, key: str, *, now: float) -> str:
+        """Make a key, or another identity of it; returns its recipient. Raises UsageError."""
+        if not re.match(r"[a-z0-9][a-z0-9-]{0,62}\Z", key):
+            raise UsageError(f"{key[:80]!r} cannot be a key", remedy="Use lower-case letters, digits and dashes")
+        with self._files.locked():
+            at, taken = now, self._named(re.compile(_SEALED % re.escape(key)))
+            while _seconds(_stamp(at)) in taken:
+                at += 1.0
+            identity, recipient = new_identity()
+            text = f"# public key: {recipient}\n{identity}\n"
+            self._files.write(self.directory / f"sealed-{key}-{_stamp(at)}.key", text.encode())
+        return recipient
+
     # -- making
 
     def _missing(self) -> bool:
         if not self.path.exists() or not self._named(_AUTHORITY) or not self._named(_SIGNING):
             return True
-        return any(self._lacks_token(name, rule) for name, rule in self._rules().joins.items())
+        return any(self._lacks_token(name, rule) for name, rule in self.rules().joins.items())
 
     def _lacks_token(self, name: str, rule: JoinRule) -> bool:
         return not rule.secret_sha256 and not self.join_token(name).exists()
@@ -274,7 +312,7 @@ class AccessDirectory:
     def _make(self, now: float) -> list[Path]:
         if not self.path.exists():
             self._files.write(self.path, TEMPLATE.encode())
-        rules = self._rules()
+        rules = self.rules()
         if not self._named(_AUTHORITY):
             self._new_authority(rules.fleet, now)
         if not self._named(_SIGNING):
@@ -305,9 +343,6 @@ class AccessDirectory:
         self._files.write(self.directory / f"signing-{_stamp(at)}-{key.name}.pem", key.pem)
 
     # -- files
-
-    def _rules(self) -> AccessRules:
-        return read_rules(self._files.read(self.path), str(self.path))
 
     def _with_secret(self, name: str, rule: JoinRule) -> JoinRule:
         if rule.secret_sha256:

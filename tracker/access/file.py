@@ -17,7 +17,7 @@ import msgspec
 from p2pdist.credentials.authority import check_fleet
 from p2pdist.credentials.tokens import check_name
 from p2pdist.model.access import EVERYTHING, MIRROR_SUBJECT, NOTHING, LocalRules, Patterns, Role, RoleDocument
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import NotFound, UsageError
 from tracker.networks import NETWORKS_MAX, Network
 
 BYTES_MAX = 1 << 20
@@ -28,6 +28,7 @@ SUBJECTS_MAX = 1000
 MOUNT_ROOTS_MAX = 100
 ZONES_MAX = 256
 AUTHORITY_FILES_MAX = 8
+SEALED_MAX = 1000
 
 _JOIN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
 _SHA256 = re.compile(r"(?:[0-9a-f]{64})?\Z")
@@ -76,6 +77,14 @@ read = ["*"]
 # authorities = ["ca.pem"]  # files beside this one
 # read = ["*"]
 
+# Packages that hosts may decrypt (p2pdist push --encrypt-to). p2pdist key create NAME makes a key and prints
+# its recipient; with identity-command a command prints the identity, such as one that asks a KMS for it.
+# [sealed."team-a/*"]
+# key = "team-a"
+# required = true             # hosts get no package of it that is not encrypted
+# [sealed."team-b/*"]
+# identity-command = ["/usr/local/bin/kms-decrypt", "/etc/p2pdist/team-b.identity.enc"]
+
 # People with tokens of an OpenID Connect issuer: a claim's value gives a role.
 # [oidc]
 # issuer = "https://issuer.example"
@@ -102,6 +111,16 @@ class CertificatesDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     zones: tuple[str, ...] = ()
 
 
+class SealedDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """One namespace of sealed packages: its key is in files of the access directory (`key`), or a
+    command prints its age identities, the present one first. `required`: hosts get no other
+    packages of the namespace."""
+
+    key: str = ""
+    identity_command: tuple[str, ...] = ()
+    required: bool = False
+
+
 class OidcDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An issuer of OpenID Connect. `map`: roles by the value of a claim, by the claim's name."""
 
@@ -122,6 +141,7 @@ class AccessDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     local: dict[str, tuple[str, ...]] = {}
     certificates: CertificatesDocument | None = None
     oidc: OidcDocument | None = None
+    sealed: dict[str, SealedDocument] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +168,25 @@ class AccessRules:
     certificates: JoinRule | None = None
     """What hosts with certificates of another authority may."""
     authority_files: tuple[str, ...] = ()
+    sealed: Mapping[str, SealedDocument] = field(default_factory=dict)
+    """The namespaces of sealed packages, by pattern."""
+
+    def requires_sealed(self, name: str) -> bool:
+        """Whether packages of this name must be sealed."""
+        return bool(self.sealed) and any(
+            rule.required for pattern, rule in self.sealed.items() if Patterns((pattern,)).match(name)
+        )
+
+    def namespace(self, name: str) -> str:
+        """The pattern of the namespace whose key opens packages of this name: the longest that
+        matches. Raises NotFound."""
+        found = [pattern for pattern in self.sealed if Patterns((pattern,)).match(name)]
+        if not found:
+            raise NotFound(
+                f"no key opens packages named {name}",
+                remedy="Add a table [sealed] for it to the tracker's access file: p2pdist key create makes a key",
+            )
+        return max(found, key=lambda pattern: len(pattern.removesuffix("*")))
 
 
 def read_rules(data: bytes, where: str) -> AccessRules:
@@ -178,6 +217,7 @@ def _checked(document: AccessDocument) -> AccessRules:
         ("join", len(document.join), JOINS_MAX),
         ("role", len(document.role), ROLES_MAX),
         ("local", len(document.local), SUBJECTS_MAX),
+        ("sealed", len(document.sealed), SEALED_MAX),
     ):
         if count > most:
             raise UsageError(f"{what} has {count} entries, more than {most}")
@@ -191,7 +231,41 @@ def _checked(document: AccessDocument) -> AccessRules:
         _local(document.local),
         _oidc(document),
         *_certificates(document.certificates),
+        _sealed(document),
     )
+
+
+def _sealed(document: AccessDocument) -> Mapping[str, SealedDocument]:
+    public = Patterns.parse(document.public, "public")
+    keys = [rule.key for rule in document.sealed.values() if rule.key]
+    commands = [rule.identity_command for rule in document.sealed.values() if rule.identity_command]
+    for pattern, rule in document.sealed.items():
+        own = Patterns.parse((pattern,), "sealed")
+        if public.contains(pattern) or any(map(own.contains, document.public)):
+            raise UsageError(
+                f"sealed {pattern!r}: packages there are public, which anybody may receive",
+                remedy="Take it out of public, or do without encryption there",
+            )
+        if bool(rule.key) == bool(rule.identity_command):
+            raise UsageError(f"sealed {pattern!r}: it has either a key or an identity-command")
+        if rule.key and not _JOIN.match(rule.key):
+            raise UsageError(
+                f"sealed {pattern!r}: {rule.key[:80]!r} cannot be the name of a key",
+                remedy="Use lower-case letters, digits and dashes",
+            )
+        if rule.key and keys.count(rule.key) > 1:
+            raise UsageError(
+                f"sealed {pattern!r}: another namespace has the key {rule.key}, too",
+                remedy="Give each its own: a host that reads one of them could open the other",
+            )
+        if commands.count(rule.identity_command) > 1:
+            raise UsageError(
+                f"sealed {pattern!r}: another namespace has the same identity-command",
+                remedy="Have each print an identity of its own: a host that reads one could open the other",
+            )
+        if rule.identity_command and not rule.identity_command[0].startswith("/"):
+            raise UsageError(f"sealed {pattern!r}: the command is no absolute path")
+    return document.sealed
 
 
 def _network(text: str) -> Network:

@@ -25,6 +25,7 @@ from p2pdist.model.plan import Plan
 from p2pdist.model.selection import selection_digest
 from tracker.access.control import AccessControl
 from tracker.access.packages import ImageAccess, PackageAccess
+from tracker.access.sealed import SealedKeys
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.core.swarm import layout_of
@@ -39,6 +40,7 @@ class SessionAccess:
         self.control = control
         self.packages = PackageAccess(control, fleet.policies, content)
         self.images = ImageAccess(fleet.policies, upstreams)
+        self.sealed = SealedKeys(control, content)
         self._fleet = fleet
         self._identities: dict[int, Identity] = {}
         self._serving: dict[int, set[Digest]] = {}

@@ -6,14 +6,16 @@ What policies say: of one package, for agents; all of them, for operators.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import ETag, web
 
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Corrupt, NotFound, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.manifest import BUNDLE_TYPE, MANIFEST_TYPE, Descriptor, Reference, parse_reference
+from p2pdist.model.messages import PackageKeys
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, encode_policy
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
@@ -135,6 +137,46 @@ def _source(request: web.Request) -> Content:
     return request.app[SERVICE].content
 
 
+async def _require_form(request: web.Request, reference: Reference, digest: Digest) -> None:
+    """Raises Refused for a package that must be encrypted and is not; and, where it is, for an
+    agent of a release that would take it for another."""
+    service, identity = request.app[SERVICE], identity_of(request)
+    if service.access is None or not (rules := service.access.control.state.rules).sealed:
+        return
+    sealed = await service.access.sealed.is_sealed(digest)
+    if not sealed and rules.requires_sealed(reference.name):
+        raise Refused(
+            f"{reference} is not encrypted, and its namespace takes no other packages",
+            remedy="Push it with p2pdist push --encrypt-to RECIPIENT; p2pdist key list prints the recipient",
+        )
+    if sealed and identity.kind == "agent" and request.query.get("sealed") != "1":
+        raise Refused(
+            f"{reference} is encrypted, and the release of this agent cannot open it", remedy="Upgrade the agent"
+        )
+
+
+async def keys(request: web.Request) -> web.Response:
+    """Give the keys of a sealed package to an agent that may read it."""
+    reference, identity = parse_reference(request.query.get("reference", "")), identity_of(request)
+    _source(request)
+    access = request.app[SERVICE].access
+    if access is None:
+        raise NotFound("this tracker runs without access control", remedy="Start it with --access")
+    note = partial(
+        access.control.audit.note, "keys", identity=identity, address=request.remote or "", subject=f"{reference}"
+    )
+    try:
+        digest = (await readable_package(request, reference)).digest
+        await policy_header(request, reference, digest)  # which refuses where a policy does
+        opened = await access.sealed.of(reference.name, digest)
+    except P2PDistError as error:
+        note(outcome=error.what)
+        raise
+    note()
+    body = msgspec.json.encode(PackageKeys(dict(opened)))
+    return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
+
+
 async def resolve(request: web.Request) -> web.Response:
     """Find the manifest that a reference names."""
     reference = parse_reference(request.query.get("reference", ""))
@@ -148,6 +190,7 @@ async def package(request: web.Request) -> web.StreamResponse:
     source = _source(request)
     reference = parse_reference(request.query.get("reference", ""))
     digest = (await readable_package(request, reference)).digest
+    await _require_form(request, reference, digest)
     policy_headers = await policy_header(request, reference, digest)
     await tell_others(request, Known(reference.name, digest))
     response = web.StreamResponse(headers={"Content-Type": BUNDLE_TYPE, **policy_headers})
@@ -207,9 +250,18 @@ ROUTES = (
         "/v1/packages",
         package,
         (Answer(media_type=BUNDLE_TYPE), Answer(status=304, media_type="")),
-        (_REFERENCE, *PLACE_QUERY),
+        (_REFERENCE, *PLACE_QUERY, Query("sealed", "1: the client can open encrypted packages")),
         errors=(*_READ_ERRORS, Refused),
         right="read",
+    ),
+    Route(
+        "GET",
+        "/v1/keys",
+        keys,
+        (Answer(PackageKeys),),
+        (_REFERENCE, *PLACE_QUERY),
+        errors=(*_READ_ERRORS, Refused),
+        right="agent",
     ),
     Route(
         "GET",

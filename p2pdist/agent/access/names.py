@@ -7,11 +7,11 @@ import threading
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
-from p2pdist.model.manifest import Manifest, decode_manifest, parse_reference
+from p2pdist.model.manifest import Manifest, parse_reference
 from p2pdist.model.messages import CHOSEN_BYTES_MAX, Selected
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.selection import Selection
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, stored_manifest
 
 SELECTIONS_MAX = 10_000
 
@@ -31,10 +31,10 @@ class PackageNames:
     def load(self, store: BlobStore) -> None:
         """Learn the packages of the store. Blocks."""
         for record in store.packages.list():
-            data = store.read_document(record.manifest_digest)
             try:
-                if data is not None:
-                    self.learn(record.reference, record.manifest_digest, decode_manifest(data))
+                manifest = stored_manifest(store, record.manifest_digest)
+                if manifest is not None:
+                    self.learn(record.reference, record.manifest_digest, manifest)
             except Corrupt:
                 continue  # a verification reports it
         for image in store.images.list():

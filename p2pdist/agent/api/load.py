@@ -110,6 +110,8 @@ async def model_files(agent: Agent, request: web.Request) -> ModelFiles:
         package = await agent.pulls.package(reference)  # nothing of it counts before it has matched as a whole
     else:
         package = await agent.packages.find(parse_reference(reference), lambda _: None)
+        if package.manifest.is_sealed:  # its files are known once it is open
+            package = await agent.pulls.package(reference)
     if not is_model(package.manifest):
         raise UsageError(
             f"{reference[:200]} is no model whose files are blobs",

@@ -102,6 +102,8 @@ class AgentCollector(Collector):
         for source, number in self._ended.bytes.items():
             came.add_metric([source], number)
         yield came
+        text = "Bytes of encrypted packages that were opened"
+        yield CounterMetricFamily("p2pdist_agent_decrypted_bytes", text, value=agent.sealed.bytes_decrypted)
         text = "Blobs and trees that went from the store to make room"
         yield CounterMetricFamily("p2pdist_agent_evictions", text, value=evictions(agent.store))
         mounts = GaugeMetricFamily("p2pdist_agent_mounts", "Views of packages, by how they are shown", labels=["way"])

@@ -403,10 +403,18 @@ def _read_or_look(store: BlobStore, digest: Digest) -> bytes | None:
     return small
 
 
+def _require_given(agent: Agent, digest: Digest) -> None:
+    """Raises NotFound for what was decrypted here, which other hosts do not get."""
+    if digest in agent.store.opened:
+        raise NotFound(f"{digest} is not given to other hosts: it was decrypted here")
+
+
 async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.StreamResponse:
     agent = request.app[AGENT]
     digest = parse_digest(request.match_info["digest"])
     small = await asyncio.to_thread(_read_or_look, agent.store, digest)
+    if flow is not None:
+        _require_given(agent, digest)
     if small is not None:
         if small and flow is not None:
             await flow.wait(len(small))
@@ -424,6 +432,8 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
         blob = fetching.blob if fetching is not None else agent.store.get(digest)
     if blob is None or (fetching is None and not blob.complete):
         raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
+    if flow is not None:
+        _require_given(agent, digest)  # it may have been decrypted meanwhile
     if flow is None and fetching is not None:
         await _demand(request, fetching)
     with blob.held():

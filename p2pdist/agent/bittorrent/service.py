@@ -388,8 +388,9 @@ class SwarmService:
                     await self._due.wait()
 
     async def _seed(self) -> None:
-        allowed = self._context.allowed
+        allowed, opened = self._context.allowed, self._context.store.opened
         blobs = [blob for blob in self._context.store.blobs() if blob.complete and blob.size and allowed(blob.digest)]
+        blobs = [blob for blob in blobs if blob.digest not in opened]  # what was decrypted here goes to no other
         blobs.sort(key=lambda blob: blob.last_used, reverse=True)
         lookups = LOOKUPS if self._seeded.is_set() else LOOKUPS_FIRST
         for blob in [blob for blob in blobs[:SEEDED_MAX] if self.torrents.open_question(blob.digest)][:lookups]:

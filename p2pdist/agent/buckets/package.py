@@ -187,6 +187,13 @@ class PackageBucket:
     async def _read(self, package: Package) -> PackageVersion:
         """What is in a package, by its roots and catalogs."""
         manifest, store = package.manifest, self._context.store
+        if manifest.is_sealed:
+            raise S3Failure(
+                501,
+                "NotImplemented",
+                f"the bucket {self.name} has no objects: {package.reference} is encrypted, and the files of encrypted"
+                " packages are not served one by one. Mount it and read the files",
+            )
         if images_of(manifest):
             raise S3Failure(
                 501,

@@ -655,6 +655,8 @@ class LazyViews:
         found = await self._packages.find(parse_reference(reference), lambda _: None)
         if self._policy(str(found.reference)) is False:
             raise eager("its policy says so")
+        if found.manifest.is_sealed:
+            raise eager("it is encrypted")
         if is_model(found.manifest):
             raise eager("it is a model, whose files are blobs")
         root = os.geteuid() == 0

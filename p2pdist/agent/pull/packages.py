@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from p2pdist.agent.sealed import ask_keys
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, Unsuitable
@@ -33,7 +34,7 @@ from p2pdist.model.manifest import (
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.policy import PackagePolicy
 from p2pdist.origin.contract import Origin
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, stored_manifest
 
 WAIT_S = 60.0
 """How long a new pull waits for a tracker before it fails."""
@@ -75,14 +76,17 @@ class Package:
     as_of: float | None = None
     """When it was last said that the tag names this manifest, in seconds since the epoch, where
     neither a tracker nor the origin says so now; None where one does, or there is no tag."""
+    policy: PackagePolicy | None = None
+    """What a tracker said of how to move and keep it; None where none did."""
 
 
 class Packages:
     """Finds packages. Documents come from the store, else from the tracker, else from the agent's
     own origin, if it has one. What a tag names is remembered in the store, and counts for
     `stale_tag_s` while neither answers. `learn` gets the policy of each package that is found:
-    reference, digest, manifest and policy; `found` gets all that are found, before. `wait_s` is how
-    long a pull waits for a tracker."""
+    reference, digest, manifest and policy; `found` gets all that are found, before. `opened` gives
+    the opened manifest of a sealed package that was opened here by this name, and blocks. `wait_s`
+    is how long a pull waits for a tracker."""
 
     def __init__(
         self,
@@ -94,9 +98,11 @@ class Packages:
         stale_tag_s: float = STALE_TAG_S,
         learn: Learn = _nothing,
         found: Callable[[str, Digest, Manifest], None] = lambda reference, digest, manifest: None,
+        opened: Callable[[Digest, Manifest, str], tuple[Digest, Manifest] | None] = lambda digest, manifest, name: None,
     ) -> None:
         self._store, self._session, self._own_origin = store, session, own_origin
         self._wait_s, self._stale_tag_s, self._learn, self._found = wait_s, stale_tag_s, learn, found
+        self._opened = opened
 
     async def find(self, reference: Reference, note: Callable[[str], None]) -> Package:
         """The package that a reference names. `note` gets what the pull waits for, in words for the
@@ -135,9 +141,27 @@ class Packages:
     async def _learned(self, package: Package, policy: PackagePolicy | None) -> Package:
         """Apply the policy of a package before anything of it is fetched."""
         self._found(str(package.reference), package.digest, package.manifest)
-        if policy is not None:
+        sealed = package.manifest.is_sealed
+        of = (package.digest, package.manifest, str(package.reference.name))
+        opened = await asyncio.to_thread(self._opened, *of) if sealed else None
+        if policy is not None and opened is None:
             await self._learn(str(package.reference), package.digest, package.manifest, policy)
+        package = replace(package, policy=policy)
+        if opened is not None:
+            await self.learn_opened(package, *opened)
         return package
+
+    async def learn_opened(self, package: Package, digest: Digest, manifest: Manifest) -> None:
+        """Apply the policy of a sealed package to what is opened of it: `digest` and `manifest`."""
+        self._found(str(package.reference), digest, manifest)
+        if package.policy is not None:
+            await self._learn(str(package.reference), digest, manifest, package.policy)
+
+    async def keys(self, package: Package, note: Callable[[str], None]) -> Mapping[str, bytes]:
+        """The keys of a sealed package, by id. Raises NotFound, Refused, Unavailable."""
+        assert isinstance(package.reference, Reference), "an image of a registry is not sealed"
+        reference = Reference(package.reference.name, digest=package.digest)
+        return await self._ask(lambda: ask_keys(self._session, reference), None, note)
 
     async def _policy(self, reference: Reference) -> PackagePolicy | None:
         """The policy of a package; None where no tracker answers in time. Raises Refused,
@@ -178,6 +202,8 @@ class Packages:
         """Fetch each document by itself: those that were too large for a bundle, or all of them
         where only the own origin can answer."""
         manifest = decode_named(await self._small(digest, note, manifest=True), reference)
+        if manifest.encrypted and not manifest.is_sealed:
+            raise Corrupt(f"{reference} is encrypted in part, as no package is", remedy="Push the package again")
         config = decode_config(await self._small(manifest.config.digest, note))
         for layer in manifest.blobs:
             await self._small(layer.pieces_digest, note)
@@ -186,6 +212,8 @@ class Packages:
     async def find_blob(self, digest: Digest, note: Callable[[str], None]) -> Descriptor:
         """The descriptor, with its piece list in the store, of a blob that was pushed alone or is a
         layer of a package seen here."""
+        if digest in self._store.opened:
+            raise NotFound(f"{digest} comes encrypted, as a part of a package", remedy="Pull the package")
         if self._store.get(digest) is not None:
             stored = await asyncio.to_thread(self._find_here, digest)
             if stored is not None:
@@ -208,8 +236,8 @@ class Packages:
         """The descriptor of a blob that is in the store, from a package that was used here; of one
         that is there in part, and came by itself, from the store while no tracker can be asked."""
         for record in self._store.packages.list():
-            data = self._store.read_document(record.manifest_digest)
-            for layer in decode_manifest(data).blobs if data else ():
+            manifest = stored_manifest(self._store, record.manifest_digest)
+            for layer in manifest.blobs if manifest is not None else ():
                 if layer.digest == digest:
                     return layer
         blob = self._store.get(digest)
@@ -220,9 +248,10 @@ class Packages:
         pieces = {PIECES_DIGEST: str(blob.pieces_digest), PIECES_SIZE: str(blob.layout.piece_size)}
         return Descriptor(BLOB_TYPE, digest, blob.size, pieces)
 
-    def lost(self, manifest: Manifest) -> bool:
-        """Whether the store lacks a piece list of a package that was found: a piece list goes when
-        its blob is evicted."""
+    def lost(self, package: Package) -> bool:
+        """Whether the store lacks a piece list of a package that was found, or of what was opened
+        of it: a piece list goes when its blob is evicted. Raises Corrupt."""
+        manifest = stored_manifest(self._store, package.digest) or package.manifest
         return any(self._store.read_document(blob.pieces_digest) is None for blob in manifest.blobs)
 
     def pieces(self, layer: Descriptor) -> PieceList:
@@ -330,6 +359,8 @@ def _assembled(reference: Reference, digest: Digest, read: Callable[[Digest], by
     if data is None:
         return None
     manifest = decode_manifest(data)
+    if manifest.encrypted and not manifest.is_sealed:
+        return None  # it is this host's own, of what it opened
     config = read(manifest.config.digest)
     if config is None or any(read(blob.pieces_digest) is None for blob in manifest.blobs):
         return None

@@ -15,9 +15,9 @@ import itertools
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
@@ -27,12 +27,32 @@ from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.image import BLOBS_AT_ONCE, SMALL_BLOBS_AT_ONCE, FetchBlob, HubSource, ImagePull, ImageSource
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import Sources, TreePull, together
+from p2pdist.agent.sealed import Follow, Opening, Sealed
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Corrupt, Damaged, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
+from p2pdist.model.errors import (
+    Conflict,
+    Corrupt,
+    Damaged,
+    DiskFull,
+    NotFound,
+    P2PDistError,
+    Unavailable,
+    UsageError,
+    foreseen,
+)
 from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import canonical_reference, is_image, parse_image
 from p2pdist.model.image_manifest import Image
-from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Config, Descriptor, Manifest, parse_reference
+from p2pdist.model.manifest import (
+    PACK_TYPE,
+    SEALED_TYPE,
+    TREE_TYPE,
+    Config,
+    Descriptor,
+    Manifest,
+    decode_config,
+    parse_reference,
+)
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.modelpack import decode_model, model_layers
 from p2pdist.model.selection import Selection
@@ -249,8 +269,10 @@ class Pulls:
         models: HubSource | None = None,
         unreachable: Callable[[], str] = lambda: "",
         lazy: Callable[[str], bool | None] = lambda reference: None,
+        sealed: Sealed | None = None,
     ) -> None:
         self._unreachable, self._images, self._models, self._lazy = unreachable, images, models, lazy
+        self.sealed = sealed or Sealed(store)
         self._store, self._packages, self._fetcher = store, packages, fetcher
         self._pulls: OrderedDict[str, Pull] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -384,21 +406,25 @@ class Pulls:
                 parse_reference(pull.reference), lambda text: setattr(pull, "note", text)
             )
             pull.tag_as_of = package.as_of
-            if pull.request.lazy and self._lazy(str(package.reference)):
+            if pull.request.lazy and self._lazy(str(package.reference)) and not package.manifest.is_sealed:
                 pull.lazy, pull.digest = True, package.digest
                 return
             try:
-                await self._bring(pull, package)
+                package = await self._bring(pull, package)
+                if package.manifest.encrypted:
+                    await asyncio.to_thread(_drop_packs, self._store, package.manifest)
                 break
             except Damaged as damage:
                 await _drop_damage(self, pull, damage, damages)
             except Corrupt:
                 losses += 1
-                if losses == ATTEMPTS or not await asyncio.to_thread(self._packages.lost, package.manifest):
+                if losses == ATTEMPTS or not await asyncio.to_thread(self._packages.lost, package):
                     raise
         pull.package = package
 
-    async def _bring(self, pull: Pull, package: Package) -> None:
+    async def _bring(self, pull: Pull, package: Package) -> Package:
+        """Bring the blobs of a package, and open them where they are sealed; returns what is here
+        then."""
         manifest = package.manifest
         pull.digest, pull.bytes_cached = package.digest, 0
         pull.bytes_total = sum(blob.size for blob in manifest.blobs)
@@ -407,19 +433,17 @@ class Pulls:
         await asyncio.to_thread(self._store.integrity.look, [layer.digest for layer in manifest.layers])
         # What the store must hold at the same moment. Without the check a package that cannot fit
         # would evict everything first.
-        self._check_fits(sum(blob.size for blob in manifest.blobs if blob.media_type != PACK_TYPE))
+        self._check_fits(_bytes_at_once(manifest))
         large, small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
         with ExitStack() as holds:
-            for blob in manifest.blobs:  # held first, so that new blobs do not evict those that are here
-                here = self._store.get(blob.digest)
-                if here is not None and here.complete and here.pieces_digest == blob.pieces_digest:
-                    with suppress(NotFound):  # evicted this very moment
-                        holds.enter_context(here.held())
+            _hold(self._store, manifest, holds)
 
             async def fetch(blob: Descriptor, selection: Selection | None = None) -> Blob:
                 slots = large if blob.layout.stripes > 1 else small
                 return await self._fetch(pull, blob, slots, holds, selection=selection)
 
+            if manifest.is_sealed:
+                return await _open(self, pull, package, (large, small), holds)
             images = {layer.digest: layer for layer in manifest.layers if layer.media_type != TREE_TYPE}
             planned = partial(pull.planned, package) if pull.planned is not None else None
             trees = TreePull(manifest, self._store, fetch, self._packages.pieces, holds, pull.skip, planned)
@@ -427,14 +451,10 @@ class Pulls:
             try:
                 await together([*map(fetch, images.values()), trees.run()])
             except DiskFull as full:
-                self._check_fits(self._held_bytes(manifest) + trees.bytes_content + full.details["needed"])
+                self._check_fits(_held_bytes(self._store, manifest) + trees.bytes_content + full.details["needed"])
                 raise
             await asyncio.to_thread(self._store.packages.record, pull.reference, package.digest)
-
-    def _held_bytes(self, manifest: Manifest) -> int:
-        """Bytes of the blobs of a package that are held in the store, by this pull or another."""
-        blobs = (self._store.get(blob.digest) for blob in manifest.blobs)
-        return sum(blob.size for blob in blobs if blob is not None and blob.in_use)
+        return package
 
     def _check_fits(self, needed: int) -> None:
         """Raises DiskFull when so many bytes would not fit into an empty store."""
@@ -458,7 +478,7 @@ class Pulls:
                 self._check_fits(layer.size)
                 blob = await self._fetch(pull, layer, asyncio.Semaphore(1), holds, whole=True)
             if pull.request.output is not None:
-                pull.output = await self._give(blob, Path(pull.request.output), pull)
+                pull.output = await _give(blob, Path(pull.request.output), pull)
 
     async def _begin_copy(self, blob: Blob, pull: Pull) -> None:
         """Begin to write the requested output, with the rights of the process that requested it."""
@@ -466,17 +486,6 @@ class Pulls:
             output = Path(pull.request.output)
             await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
             pull.copy = await pull.caller.act(lambda: blob.begin_copy(output), f"write {output}")
-
-    async def _give(self, blob: Blob, output: Path, pull: Pull) -> str:
-        """Give an output its name, and its content where that has not been written yet, with the
-        rights of the process that requested it."""
-        copy = pull.copy
-        if copy is not None and not copy.failed:
-            await pull.caller.act(copy.publish, f"write {output}")
-            return "copy"
-        with blob.held():
-            await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
-            return await pull.caller.act(lambda: blob.give(output), f"write {output}")
 
     async def _fetch(
         self,
@@ -487,12 +496,13 @@ class Pulls:
         *,
         whole: bool = False,
         selection: Selection | None = None,
+        follow: Follow | None = None,
     ) -> Blob:
         """Fetch one blob. `holds` holds it from then on, so that no other layer evicts it."""
         async with slots:
             with ExitStack() as hold:
                 blob, fetching = await self._held(pull, layer, selection, hold)
-                failure = await self._arrival(pull, layer, fetching, whole=whole)
+                failure = await self._arrival(pull, layer, fetching, whole=whole, follow=follow)
                 if failure is None:
                     holds.push(hold.pop_all())
                     return blob
@@ -515,16 +525,22 @@ class Pulls:
         return blob, fetching
 
     async def _arrival(
-        self, pull: Pull, layer: Descriptor, fetching: BlobPull | None, *, whole: bool
+        self, pull: Pull, layer: Descriptor, fetching: BlobPull | None, *, whole: bool, follow: Follow | None
     ) -> P2PDistError | None:
-        """Wait for a blob. Returns a failure after which nothing of the blob is worth keeping,
-        raises any other failure."""
+        """Wait for a blob, and have it followed. Returns a failure after which nothing of the blob
+        is worth keeping, raises any other failure."""
         if fetching is None:
             pull.bytes_cached += layer.size
             return None
         pull.begin_blob(fetching)
         if whole:
             await self._begin_copy(fetching.blob, pull)
+        try:
+            if follow is not None:
+                await follow(fetching.blob, fetching.piece)
+        except (Corrupt, NotFound):
+            if not _has_failed(fetching):  # the blob is what it should be, and is kept
+                raise
         try:
             # A blob that comes by another piece list than this package names is trusted only after
             # its own digest has been compared.
@@ -534,6 +550,93 @@ class Pulls:
         except (Corrupt, NotFound) as error:
             return error
         return None
+
+
+async def _give(blob: Blob, output: Path, pull: Pull) -> str:
+    """Give an output its name, and its content where that has not been written yet, with the
+    rights of the process that requested it."""
+    copy = pull.copy
+    if copy is not None and not copy.failed:
+        await pull.caller.act(copy.publish, f"write {output}")
+        return "copy"
+    with blob.held():
+        await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
+        return await pull.caller.act(lambda: blob.give(output), f"write {output}")
+
+
+def _hold(store: BlobStore, manifest: Manifest, holds: ExitStack) -> None:
+    """Hold the blobs of a package that are here, so that new ones do not evict them. Encrypted ones
+    count as used now, and no more: those that are open already make room for others."""
+    for blob in manifest.blobs:
+        here = store.get(blob.digest)
+        if here is not None and here.complete and here.pieces_digest == blob.pieces_digest:
+            with suppress(NotFound), ExitStack() as hold:  # NotFound: evicted this very moment
+                hold.enter_context(here.held())
+                if blob.media_type != SEALED_TYPE:
+                    holds.push(hold.pop_all())
+
+
+def _held_bytes(store: BlobStore, manifest: Manifest) -> int:
+    """Bytes of the blobs of a package that are held in the store, by this pull or another."""
+    blobs = (store.get(blob.digest) for blob in manifest.blobs)
+    return sum(blob.size for blob in blobs if blob is not None and blob.in_use)
+
+
+def _has_failed(fetching: BlobPull) -> bool:
+    done = fetching.done
+    return done.done() and (done.cancelled() or done.exception() is not None)
+
+
+def _bytes_at_once(manifest: Manifest) -> int:
+    """Bytes that the store must hold at the same moment for a package: packs and encrypted blobs
+    make room once their contents are here."""
+    return sum(blob.size for blob in manifest.blobs if blob.media_type not in (PACK_TYPE, SEALED_TYPE))
+
+
+async def _open(
+    pulls: Pulls, pull: Pull, package: Package, slots: tuple[asyncio.Semaphore, asyncio.Semaphore], holds: ExitStack
+) -> Package:
+    """Bring a sealed package, and open it; returns it opened."""
+    store = pulls._store
+
+    async def fetch(part: Descriptor, hold: ExitStack, follow: Follow | None) -> Blob:
+        return await pulls._fetch(pull, part, slots[part.layout.stripes == 1], hold, follow=follow)
+
+    async def ask() -> Mapping[str, bytes]:
+        return await pulls._packages.keys(package, lambda text: setattr(pull, "note", text))
+
+    name = str(package.reference.name)
+    opening = Opening(pulls.sealed, name, package.digest, package.manifest, fetch, ask, holds)
+    digest, manifest = await opening.manifest()
+    await pulls._packages.learn_opened(package, digest, manifest)
+    pull.parts |= {blob.digest for blob in manifest.blobs}
+    pulls._check_fits(_bytes_at_once(manifest))
+    await asyncio.to_thread(store.integrity.look, [layer.digest for layer in manifest.layers])
+    config = await asyncio.to_thread(store.read_document, manifest.config.digest)
+    if config is None:
+        raise Corrupt(f"the config {manifest.config.digest} is gone from the store", remedy="Pull again")
+    images = {layer.digest: layer for layer in manifest.layers if layer.media_type != TREE_TYPE}
+    trees = TreePull(manifest, store, opening.blob, pulls._packages.pieces, holds, lambda _: None)
+    trees.selects = False
+    try:
+        await together([*map(opening.blob, images.values()), trees.run()])
+    except DiskFull as full:
+        plain = replace(manifest, parts=tuple(part for part in manifest.parts if part.media_type != SEALED_TYPE))
+        pulls._check_fits(_held_bytes(store, plain) + trees.bytes_content + full.details["needed"])
+        raise
+    fetched = {fetching.blob.digest: fetching.blob.size for fetching in pull.blobs}
+    pull.bytes_cached = pull.bytes_total - sum(fetched.values())
+    await asyncio.to_thread(store.packages.record, pull.reference, package.digest)
+    return replace(package, manifest=manifest, config=decode_config(config))
+
+
+def _drop_packs(store: BlobStore, manifest: Manifest) -> None:
+    """Remove the decrypted packs of an opened package, whose trees are here: no other host gets
+    them. Blocks."""
+    for part in manifest.parts:
+        if part.media_type == PACK_TYPE and part.digest in store.opened:
+            with suppress(NotFound, Conflict):
+                store.remove(part.digest)
 
 
 async def _bring_blob(pulls: Pulls, pull: Pull, digest: Digest) -> None:

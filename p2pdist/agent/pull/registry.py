@@ -59,7 +59,7 @@ from p2pdist.model.vouched import vouched_layout
 from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.vouched import Listing, VouchedPieces
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, drop_opened
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.connect import IDLE_S, ConnectionPool
 from p2pdist.transfer.tls import Tls
@@ -203,9 +203,9 @@ class Registry:
         """The next time that idle connections are closed."""
 
     def start(self) -> None:
-        """Serve the complete blobs of the store."""
+        """Serve the complete blobs of the store, but for those that were decrypted here."""
         for blob in self._store.blobs():
-            if blob.complete:
+            if blob.complete and blob.digest not in self._store.opened:
                 self._serve(blob)
 
     def stop_fetching(self, error: P2PDistError | None = None) -> None:
@@ -264,7 +264,7 @@ class Registry:
         if running is not None:
             self.clients.note(digest)
             return running.blob, running
-        blob = await in_thread(claim, Blob.release)
+        blob = await _claimed(self._store, digest, claim)
         running = self._join(digest, priority)
         complete = blob.complete  # once: a verification may find it wrong at any moment
         if running is not None or complete:
@@ -274,7 +274,7 @@ class Registry:
         if running is not None:
             return running.blob, running
         if complete:
-            if digest not in self.served:
+            if digest not in self.served and digest not in self._store.opened:
                 self._serve(blob)
                 self._announce(_holding_of(blob, self._resources))
             return blob, None
@@ -392,7 +392,7 @@ class Registry:
 
     def serves(self, digest: Digest) -> bool:
         """Whether other agents may receive this blob from here."""
-        return digest in self.served
+        return digest in self.served and digest not in self._store.opened
 
     def _serve(self, blob: Blob) -> None:
         self._uplink.held(blob.digest, blob.layout, blob.layout.stripes, blob.have)
@@ -439,7 +439,7 @@ class Registry:
         holdings = [pull.holding() for digest, pull in self._fetching.items() if owned(digest)]
         for digest in filter(owned, self.served - self._fetching.keys()):
             blob = self._store.get(digest)
-            if blob is not None and blob.complete:
+            if blob is not None and blob.complete and digest not in self._store.opened:
                 holdings.append(_holding_of(blob, self._resources))
         return [holding for holding in holdings if holding.size and not self._drain.draining]
 
@@ -447,7 +447,7 @@ class Registry:
         """Progress of some blobs and use of the uplink since the last report to this tracker; None
         when there is none. Stops serving what was evicted meanwhile."""
         for digest in self.served - self._fetching.keys():
-            if self._store.get(digest) is None:  # evicted
+            if self._store.get(digest) is None or digest in self._store.opened:  # evicted, and perhaps decrypted since
                 self._unserve(digest)
         pulls = [pull for digest, pull in self._fetching.items() if owned(digest)]
         news = filter(None, (pull.advance() for pull in pulls))
@@ -456,6 +456,19 @@ class Registry:
         if not advances and not sent_bytes and not pulls:
             return None
         return Report(tuple(advances), sent_bytes, busy_s)
+
+
+async def _claimed(store: BlobStore, digest: Digest, claim: Callable[[], Blob]) -> Blob:
+    """The blob that `claim` gives, held. What was decrypted here stays marked as such, also where a
+    package that is not sealed names it: its bytes have not come from there. So a partial one is
+    begun anew, once its opening has ended."""
+    while True:
+        blob = await in_thread(claim, Blob.release)
+        if blob.complete or digest not in store.opened:
+            return blob
+        blob.release()
+        if not await asyncio.to_thread(drop_opened, store, digest):
+            await asyncio.sleep(DISCARD_PAUSE_S)
 
 
 def _holding_of(blob: Blob, resources: PullResources) -> Holding:

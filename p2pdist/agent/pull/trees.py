@@ -74,6 +74,8 @@ class TreePull:
         self.bytes_content = 0  # of the contents that are made of packs, for which room is kept
         self.listed: Callable[[], Awaitable[None]] | None = None
         """Called once roots and catalogs are here; what is missing is computed after it."""
+        self.selects = True
+        """Whether a pack may come in part."""
 
     async def run(self) -> None:
         """Bring everything that is lacking, and hold the trees. Raises what fetching raises,
@@ -178,7 +180,7 @@ class TreePull:
 
     def _selection(self, pack: Descriptor, ranges: list[tuple[int, int]]) -> Selection | None:
         """The pieces of a pack to fetch, None for all of it."""
-        if self._store.get(pack.digest) is not None:
+        if not self.selects or self._store.get(pack.digest) is not None:
             return None
         whole = self._pieces(pack)
         chosen = pieces_covering(whole.layout, ranges)

@@ -414,7 +414,7 @@ class TrackerSession:
         NotFound, Refused, Corrupt, Unavailable."""
         headers = {"If-None-Match": f'"{known}"'} if known is not None else {}
         status, body, answered = await self.exchange(
-            "/v1/packages", {"reference": str(reference), **self.place}, headers
+            "/v1/packages", {"reference": str(reference), "sealed": "1", **self.place}, headers
         )
         bundle = Bundle(known) if status == 304 and known is not None else decode_bundle(body)
         if reference.digest is not None and bundle.digest != reference.digest:

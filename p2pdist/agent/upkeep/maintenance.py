@@ -18,11 +18,11 @@ from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, parse_reference
+from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, blob_reference, parse_reference
 from p2pdist.model.messages import MountStatus, PackageStatus, PinStatus, PullRequest, Removed, Verified
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, stored_manifest
 from p2pdist.store.verify import Checked
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class Inventory:
                     manifest is not None and all(map(self.is_here, manifest.layers)),
                     manifest is not None and any(layer.digest in pinned for layer in manifest.layers),
                     record.last_used,
+                    manifest is not None and bool(manifest.encrypted),
                 )
             )
         for image in self.images.images():
@@ -94,8 +95,7 @@ class Inventory:
 
     def manifest(self, digest: Digest) -> Manifest | None:
         """The manifest with this digest, None where it is not in the store."""
-        data = self._store.read_document(digest)
-        return decode_manifest(data) if data else None
+        return stored_manifest(self._store, digest)
 
     def is_here(self, layer: Descriptor) -> bool:
         """Whether a layer is complete, so that it can be mounted."""

@@ -20,14 +20,16 @@ from p2pdist.core.eviction import StoredPackage, due, goes_first, lasts_s
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.manifest import PACK_TYPE, Manifest, decode_manifest
+from p2pdist.model.manifest import PACK_TYPE, SEALED_TYPE, Manifest
 from p2pdist.model.policy import NO_POLICY, PackagePolicy
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, stored_manifest
 
 OWNER = "policy:"
 SWEEP_S = 1.0
 RETRY_S = 30.0
 """After a package that could not be removed."""
+
+_NOT_PINNED = (PACK_TYPE, SEALED_TYPE)
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +64,9 @@ class PolicyPins:
 
     def _pin(self, owner: str, manifest: Manifest | None) -> None:
         """Pin exactly this package for `owner`, or nothing. Packs are not pinned: they serve to
-        make the contents of a tree, which its root pins."""
-        blobs = {blob.digest for blob in manifest.blobs if blob.media_type != PACK_TYPE} if manifest else set()
+        make the contents of a tree, which its root pins. Nor are encrypted blobs: what is opened
+        is."""
+        blobs = {blob.digest for blob in manifest.blobs if blob.media_type not in _NOT_PINNED} if manifest else set()
         pinned = self._store.pins.by_owner().get(owner, set())
         if pinned - blobs:
             self._store.pins.unpin(owner)
@@ -132,8 +135,8 @@ class Retention:
 
     def _blobs_of(self, manifest: Digest) -> tuple[Digest, ...]:
         if manifest not in self._manifests:
-            data = self._store.read_document(manifest)
-            self._manifests[manifest] = tuple(blob.digest for blob in decode_manifest(data).blobs) if data else ()
+            stored = stored_manifest(self._store, manifest)
+            self._manifests[manifest] = tuple(blob.digest for blob in stored.blobs) if stored is not None else ()
         return self._manifests[manifest]
 
     def _stored(self, policies: Mapping[str, tuple[PackagePolicy, tuple[Digest, ...]]]) -> list[StoredPackage]:

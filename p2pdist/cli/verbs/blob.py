@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import origin_option, required_origin, socket_option
+from p2pdist.cli.connect import encrypt_option, origin_option, required_origin, socket_option
 from p2pdist.model.digest import Digest, hex_of, is_digest, parse_digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError, from_problem
 from p2pdist.model.messages import PullRequest, PullStatus
@@ -42,6 +42,7 @@ def command() -> None:
 @command.command("push")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @origin_option
+@encrypt_option(refused="a file that is pushed alone is not encrypted")
 @click.option("--torrent/--no-torrent", default=True, help="Make its torrent as well, for swarms [default: make it].")
 @output.quiet_options
 @output.json_option

@@ -158,7 +158,7 @@ def _used(traces: tuple[Path, ...]) -> set[str]:
 async def _compare(
     old: str, new: str, layout: Path, origin: str | None, *, origin_first: bool
 ) -> tuple[Difference, list[Change] | None]:
-    from p2pdist.package.repository.contract import Repository, read_manifest
+    from p2pdist.package.repository.contract import Repository, read_plain_manifest
     from p2pdist.package.tree.diff import compare_in_detail
 
     first, second = parse_reference(old), parse_reference(new)
@@ -166,6 +166,6 @@ async def _compare(
         repositories: list[Repository] = [local, central] if central else [local]
         if origin_first:
             repositories.reverse()
-        _, before, _ = await read_manifest(first, repositories)
-        _, after, _ = await read_manifest(second, repositories)
+        _, before, _ = await read_plain_manifest(first, repositories)
+        _, after, _ = await read_plain_manifest(second, repositories)
         return await compare_in_detail(before, after, repositories)

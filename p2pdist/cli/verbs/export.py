@@ -105,11 +105,11 @@ class _Export:
 
     async def run(self, ref: str, directory: Path) -> dict[str, Any]:
         """What was written, for --json."""
-        from p2pdist.package.repository.contract import read_manifest
+        from p2pdist.package.repository.contract import read_plain_manifest
 
         reference = parse_reference(ref)
         async with opened_layout(directory) as layout:
-            described, manifest, _ = await read_manifest(reference, [layout])
+            described, manifest, _ = await read_plain_manifest(reference, [layout])
             config = decode_config(await layout.read(manifest.config.digest, limit=MANIFEST_BYTES_MAX))
             with self._stage(layout, f"{described.digest} exported as {self._kind}") as stage:
                 try:

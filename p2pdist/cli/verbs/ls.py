@@ -103,7 +103,9 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     ago = f"{output.age(time.time() - at)} ago" if at else "-"
     state = "" if entry.get("complete", True) else "  incomplete"
     pinned = "  pinned" if entry.get("pinned") else ""
-    return name, f"sha256:{output.hexes(_blob_digest(entry) or entry['digest'])}", size, f"{ago}{state}{pinned}"
+    encrypted = "  encrypted" if entry.get("encrypted") else ""
+    digest = f"sha256:{output.hexes(_blob_digest(entry) or entry['digest'])}"
+    return name, digest, size, f"{ago}{state}{pinned}{encrypted}"
 
 
 def _is_listed(entry: dict[str, Any], pattern: str | None, blobs: bool) -> bool:
@@ -153,7 +155,10 @@ async def _elsewhere(at_origin: bool, origin: str | None, layout: Path | None) -
         try:
             async with slots:
                 data = await repository.read(tagged.descriptor.digest, limit=MANIFEST_BYTES_MAX)
-            known["size"] = sum(blob.size for blob in decode_manifest(data).blobs)
+            manifest = decode_manifest(data)
+            known["size"] = sum(blob.size for blob in manifest.blobs)
+            if manifest.encrypted:
+                known["encrypted"] = True
         except P2PDistError:  # another tool's, or removed: its tag is listed all the same
             known["complete"] = False
         return known

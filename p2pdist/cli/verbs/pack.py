@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import layout_option, opened_layout, opened_origin, origin_option
+from p2pdist.cli.connect import encrypt_option, layout_option, opened_layout, opened_origin, origin_option
 from p2pdist.model.errors import UNDECODABLE, UsageError
 from p2pdist.model.manifest import Descriptor, Reference, parse_reference
 
@@ -155,6 +156,7 @@ class Choices:
 @click.option("--xattrs", is_flag=True, help="Keep extended attributes user.* (trees only).")
 @content_options
 @click.option("--push", "pushed", is_flag=True, help="Send the package to the origin as well, as p2pdist push does.")
+@encrypt_option()
 @layout_option
 @origin_option
 @output.quiet_options
@@ -164,6 +166,7 @@ def command(
     *,
     project: Path | None,
     pushed: bool,
+    encrypt_to: str | None,
     layout: Path,
     origin: str | None,
     as_json: bool,
@@ -193,22 +196,28 @@ def command(
       p2pdist pack ./venv -t team/trainer:v2 --format tree --split --first-party trainer
       p2pdist pack ./llama -t models/llama:v3 --format modelpack
     """
+    if not pushed and click.get_current_context().get_parameter_source("encrypt_to") is ParameterSource.COMMANDLINE:
+        raise UsageError("--encrypt-to encrypts what is pushed, and the layout is not", remedy="Add --push")
     packed, notes = pack_source(source, Choices(**choices), layout, origin, project=project, quiet=as_json)
-    more = _push(packed, layout, origin, quiet=as_json) if pushed else {}
+    more = _push(packed, layout, origin, encrypt_to, quiet=as_json) if pushed else {}
     show_packed(packed, notes, as_json=as_json, **more)
 
 
-def _push(packed: Packed, layout: Path, origin: str | None, *, quiet: bool) -> dict[str, object]:
+def _push(
+    packed: Packed, layout: Path, origin: str | None, encrypt_to: str | None, *, quiet: bool
+) -> dict[str, object]:
     """Send what was packed to the origin; returns what is to be said of that, in the JSON document.
     Raises what pushing raises."""
     from p2pdist.cli.verbs.push import push_package
 
-    sent, _ = push_package(packed.reference, layout, origin, torrent=False, quiet=quiet)
+    sent, _ = push_package(packed.reference, layout, origin, torrent=False, quiet=quiet, encrypt_to=encrypt_to)
     if not quiet:
         output.note(
             f"{output.amount(sent.bytes_sent)} sent, {output.amount(sent.bytes_skipped)} already there, {sent.seconds:.1f} s"
+            f"{', encrypted' if encrypt_to else ''}"
         )
-    return {"bytes_sent": sent.bytes_sent, "bytes_skipped": sent.bytes_skipped}
+    more: dict[str, object] = {"encrypted_as": sent.digest} if encrypt_to else {}
+    return {"bytes_sent": sent.bytes_sent, "bytes_skipped": sent.bytes_skipped, **more}
 
 
 def pack_source(

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import layout_option, opened_layout, origin_option, required_origin
+from p2pdist.cli.connect import encrypt_option, layout_option, opened_layout, origin_option, required_origin
+from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Reference, parse_reference
 
 if TYPE_CHECKING:
+    from p2pdist.origin.contract import Origin
+    from p2pdist.origin.layout import LocalLayout
     from p2pdist.package.repository.push import Pushed
     from p2pdist.package.repository.torrents import Made
 
@@ -22,11 +25,16 @@ if TYPE_CHECKING:
 @layout_option
 @origin_option
 @click.option("--torrent", is_flag=True, help="Make the torrents of the package and of its blobs as well.")
+@encrypt_option()
 @output.quiet_options
 @output.json_option
-def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: bool) -> None:
+def command(ref: str, layout: Path, origin: str | None, torrent: bool, encrypt_to: str | None, as_json: bool) -> None:
     """Send the package REF from the local layout to an origin. What is there already is not sent
     again.
+
+    With --encrypt-to, storage, trackers and hosts on the way see encrypted blobs, and only hosts
+    that may read REF get its key from their tracker. Nothing of it remains open but its name and
+    its sizes.
 
     With --torrent, hosts can go on from BitTorrent swarms where no tracker plans, and any
     BitTorrent client can fetch the package. What has a torrent already is not read again.
@@ -35,7 +43,12 @@ def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: 
     Example:
       p2pdist push team/trainer:v1 --origin s3://packages/prod
     """
-    pushed, made = push_package(parse_reference(ref), layout, origin, torrent=torrent, quiet=as_json)
+    if torrent and encrypt_to:
+        raise UsageError(
+            "an encrypted package has no torrents: its namespace is not public", remedy="Leave --torrent away"
+        )
+    reference = parse_reference(ref)
+    pushed, made = push_package(reference, layout, origin, torrent=torrent, quiet=as_json, encrypt_to=encrypt_to)
     if as_json:
         output.print_json(
             {
@@ -44,11 +57,12 @@ def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: 
                 "bytes_sent": pushed.bytes_sent,
                 "bytes_skipped": pushed.bytes_skipped,
                 "seconds": round(pushed.seconds, 3),
+                "encrypted": bool(encrypt_to),
                 "torrents": {each.subject: each.document for each in made},
             }
         )
         return
-    click.echo(f"{pushed.reference}  {pushed.digest}")
+    click.echo(f"{pushed.reference}  {pushed.digest}{'  encrypted' if encrypt_to else ''}")
     if output.is_quiet():
         return
     click.echo(
@@ -59,15 +73,14 @@ def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: 
 
 
 def push_package(
-    reference: Reference, layout: Path, origin: str | None, *, torrent: bool, quiet: bool
+    reference: Reference, layout: Path, origin: str | None, *, torrent: bool, quiet: bool, encrypt_to: str | None
 ) -> tuple[Pushed, list[Made]]:
-    """Send a package from the local layout to the origin; returns also the torrents that were made.
-    Raises what pushing raises."""
-    from p2pdist.package.repository.push import push
+    """Send a package from the local layout to the origin, encrypted for a recipient where one is
+    given; returns also the torrents that were made. Raises what pushing raises."""
 
     async def work(progress: output.Progress) -> tuple[Pushed, list[Made]]:
         async with required_origin(origin) as central, opened_layout(layout) as local:
-            pushed = await push(reference, local, central, on_progress=progress)
+            pushed = await push_to(reference, local, central, encrypt_to, progress)
 
             def hashed(done: int, total: int) -> None:
                 progress("hashing", done, total)
@@ -80,3 +93,16 @@ def push_package(
 
     with output.Progress(quiet=quiet) as progress:
         return asyncio.run(work(progress))
+
+
+async def push_to(
+    reference: Reference, local: LocalLayout, central: Origin, encrypt_to: str | None, progress: output.Progress
+) -> Pushed:
+    """Send a package, encrypted where a recipient is given. Raises what pushing raises."""
+    if encrypt_to is None:
+        from p2pdist.package.repository.push import push
+
+        return await push(reference, local, central, on_progress=progress)
+    from p2pdist.package.repository.sealed import push_encrypted
+
+    return await push_encrypted(reference, local, central, encrypt_to, on_progress=progress)

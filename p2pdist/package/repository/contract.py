@@ -167,6 +167,20 @@ async def read_manifest(
     )
 
 
+async def read_plain_manifest(
+    reference: Reference, repositories: list[Repository]
+) -> tuple[Descriptor, Manifest, Repository]:
+    """What read_manifest gives, of a package that is not encrypted. Raises UsageError for one that
+    is: only hosts open it."""
+    described, manifest, repository = await read_manifest(reference, repositories)
+    if manifest.encrypted:
+        raise UsageError(
+            f"{reference} at {repository.url} is encrypted, and only hosts that may read it can open it",
+            remedy="Name it in the layout from which it was pushed",
+        )
+    return described, manifest, repository
+
+
 async def read_document(digest: Digest, repositories: list[Repository], *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
     """A small blob from the first repository that has it. Raises NotFound naming all of them."""
     for repository in repositories:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import (
     BLOB_TYPE,
     CONFIG_TYPE,
@@ -70,7 +70,7 @@ class Target(Repository, NoteBoard, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class Item:
     """A blob to send: its bytes, or the file that holds it, which may be absent while the origin
     has the blob."""
 
@@ -78,7 +78,7 @@ class _Item:
     source: Path | bytes
 
 
-class _Sender:
+class Sender:
     """Sends blobs to one origin and keeps the sums."""
 
     def __init__(self, origin: Target, home: str, total: int, on_progress: OnProgress | None) -> None:
@@ -87,24 +87,29 @@ class _Sender:
         self._done, self._lock = 0, threading.Lock()
         self._slots = asyncio.Semaphore(BLOBS_IN_FLIGHT)
 
-    async def deliver(self, content: list[_Item], manifest: _Item, reference: Reference) -> None:
+    async def deliver(
+        self, content: list[Item], manifest: Item, reference: Reference, *, replaces: Digest | None = None
+    ) -> None:
         """Send the missing blobs, then the manifest, then set the tag, if `reference` has one, all
-        under a lease."""
+        under a lease. Raises Conflict where the tag is to be taken from the manifest `replaces`,
+        and names another one by now."""
         names = [item.blob.digest for item in (*content, manifest)]
         async with PushLease(self._origin, names, on_wait=self._wait) as lease:
             await self._send_all(content, manifest)
             while lease.in_doubt:
                 await lease.take()
                 await self._send_all(content, manifest, again=True)
+            if replaces is not None and (await self._origin.resolve(reference)).digest != replaces:
+                raise Conflict(f"{reference} was pushed anew meanwhile", remedy="Do it again")
             if reference.tag:
                 await self._origin.tag(reference, manifest.blob)
             await self._send_all(content, manifest, again=True)
 
-    async def _send_all(self, content: list[_Item], manifest: _Item, *, again: bool = False) -> None:
+    async def _send_all(self, content: list[Item], manifest: Item, *, again: bool = False) -> None:
         await _all([self._send(item, again) for item in content])
         await self._send(manifest, again)
 
-    async def _send(self, item: _Item, again: bool) -> None:
+    async def _send(self, item: Item, again: bool) -> None:
         """Send a blob unless it is there. `again`: it was sent or found there before. Raises
         NotFound when neither side has it."""
         async with self._slots:
@@ -151,8 +156,8 @@ async def push(
     described, manifest, _ = await read_manifest(reference, [layout])
     blobs = {blob.digest: blob for blob in (*manifest.blobs, *manifest.documents())}
     total = sum(blob.size for blob in blobs.values()) + described.size
-    sender = _Sender(origin, layout.url, total, on_progress)
-    items = [_Item(blob, layout.blob_path(blob.digest)) for blob in (*blobs.values(), described)]
+    sender = Sender(origin, layout.url, total, on_progress)
+    items = [Item(blob, layout.blob_path(blob.digest)) for blob in (*blobs.values(), described)]
     await sender.deliver(items[:-1], items[-1], reference)
     return Pushed(reference, described.digest, described.size, sender.sent, sender.skipped, time.monotonic() - started)
 
@@ -166,22 +171,22 @@ async def push_blob(file: Path, origin: Target, *, on_progress: OnProgress | Non
         content = await asyncio.to_thread(read_content, file, stopped=stopped)
     finally:
         stopped.set()
-    pieces = _small(content.pieces.encode(), PIECES_TYPE)
-    config = _small(encode_config(Config()), CONFIG_TYPE)
+    pieces = small_item(content.pieces.encode(), PIECES_TYPE)
+    config = small_item(encode_config(Config()), CONFIG_TYPE)
     layer = content.descriptor(BLOB_TYPE)
-    manifest = _small(encode_manifest(Manifest(config.blob, (layer,), (pieces.blob,))), MANIFEST_TYPE)
+    manifest = small_item(encode_manifest(Manifest(config.blob, (layer,), (pieces.blob,))), MANIFEST_TYPE)
     # Of the tag alone: the same bytes are one package, whatever a file of them is called.
     manifest = replace(
         manifest, blob=replace(manifest.blob, annotations={TITLE: os.fsencode(file.name).decode("utf-8", "replace")})
     )
     reference = blob_reference(content.digest)
-    sender = _Sender(origin, str(file.parent), content.size, on_progress)
-    await sender.deliver([_Item(layer, file), pieces, config], manifest, reference)
+    sender = Sender(origin, str(file.parent), content.size, on_progress)
+    await sender.deliver([Item(layer, file), pieces, config], manifest, reference)
     return Pushed(reference, content.digest, content.size, sender.sent, sender.skipped, time.monotonic() - started)
 
 
-def _small(data: bytes, media_type: str) -> _Item:
-    return _Item(Descriptor(media_type, digest_of(data), len(data)), data)
+def small_item(data: bytes, media_type: str) -> Item:
+    return Item(Descriptor(media_type, digest_of(data), len(data)), data)
 
 
 def compare(old: Manifest, new: Manifest) -> Difference:

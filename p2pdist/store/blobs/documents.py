@@ -64,6 +64,9 @@ class Documents:
         """The bytes of a document; 0 when it is not here."""
         return self._rows.get(digest) or self._files.get(digest, 0)
 
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._rows or digest in self._files
+
     def remove(self, digest: Digest) -> None:
         """Remove a document, if it is here."""
         if digest in self._rows:

@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import layout_option, opened_layout, origin_option, required_origin, socket_option
+from p2pdist.cli.connect import (
+    encrypt_option,
+    layout_option,
+    opened_layout,
+    origin_option,
+    required_origin,
+    socket_option,
+)
 from p2pdist.cli.verbs.cache.directory import BYTES_MAX, FILES_MAX, default_directory, restore
 from p2pdist.cli.verbs.cache.key import VARIABLES, CacheKey, cache_key
 from p2pdist.model.errors import NotFound, TooLarge
@@ -80,16 +87,25 @@ def key(namespace: str, directory: Path | None, python: str, as_json: bool) -> N
 @_key_options
 @layout_option
 @origin_option
+@encrypt_option()
 @output.json_option
-def save(namespace: str, directory: Path | None, python: str, layout: Path, origin: str | None, as_json: bool) -> None:
+def save(
+    namespace: str,
+    directory: Path | None,
+    python: str,
+    layout: Path,
+    origin: str | None,
+    encrypt_to: str | None,
+    as_json: bool,
+) -> None:
     """Push the caches of this host to the origin.
 
     \b
     Example:
       p2pdist cache save cache --origin s3://packages/prod
     """
+    from p2pdist.cli.verbs.push import push_to
     from p2pdist.package.layers import Layer, PackOptions, pack_layers
-    from p2pdist.package.repository.push import push
     from p2pdist.package.source.scan import source_directory
 
     found = cache_key(namespace, python)
@@ -102,7 +118,7 @@ def save(namespace: str, directory: Path | None, python: str, layout: Path, orig
             layers = [Layer(source, "tree", ignore=_is_other, warn=False)]
             options = PackOptions(world_readable=True)
             await pack_layers(layers, found.reference, local, options, origin=central, on_progress=progress)
-            pushed = await push(found.reference, local, central, on_progress=progress)
+            pushed = await push_to(found.reference, local, central, encrypt_to, progress)
             return pushed.digest, pushed.bytes_sent
 
     with output.Progress(quiet=as_json) as progress:

@@ -1,0 +1,60 @@
+"""What a store knows of what was decrypted on its host."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from store_rig import fill, sample
+
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.store.store import BlobStore
+
+ENCRYPTED = Digest("sha256:" + "ab" * 32)
+
+
+def version(root: Path) -> int:
+    with sqlite3.connect(root / "index.sqlite") as database:
+        return int(database.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_the_mark_lasts_as_long_as_the_blob(tmp_path: Path) -> None:
+    found = sample(1, 100_000)
+    digest = found.digest
+    store = BlobStore(tmp_path)
+    before = version(tmp_path)
+    store.opened.record({digest: ENCRYPTED})
+    fill(store.begin(digest, found.pieces), found)
+    store.close()
+    assert version(tmp_path) == before + 1, "a release that would serve it does not open the store"
+    store = BlobStore(tmp_path)
+    assert digest in store.opened and store.opened.encrypted() == {digest: ENCRYPTED}
+    store.remove(digest)
+    assert digest not in store.opened
+    store.close()
+    store = BlobStore(tmp_path)
+    assert digest not in store.opened and version(tmp_path) == before
+    store.close()
+
+
+def test_a_mark_of_what_never_came_is_dropped(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    store.opened.record({ENCRYPTED: ENCRYPTED})
+    store.opened.record_manifest(ENCRYPTED, ENCRYPTED, "team-a/x")
+    assert store.opened.manifest(ENCRYPTED) == ENCRYPTED and not store.opened.packages()
+    store.close()
+    store = BlobStore(tmp_path)
+    assert ENCRYPTED not in store.opened and not store.opened.manifests()
+    store.close()
+
+
+def test_a_mark_is_taken_from_what_comes_as_it_is(tmp_path: Path) -> None:
+    data = b"x" * 1000
+    store = BlobStore(tmp_path)
+    store.opened.record({digest_of(data): ENCRYPTED})
+    store.put_document(data)
+    store.opened.forget(digest_of(data))
+    store.close()
+    store = BlobStore(tmp_path)
+    assert digest_of(data) not in store.opened
+    store.close()
