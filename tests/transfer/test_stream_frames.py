@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from p2pdist.model.messages import STREAM_END
-from p2pdist.transfer.stream.frames import FRAME, ROOM, STEP_BYTES, CutShort, FrameReader
+from p2pdist.transfer.stream.frames import FAST_BYTES_S, FRAME, ROOM, STEP_BYTES, CutShort, FrameReader, comes_fast
 
 PIECE = 64 << 10
 Pair = tuple[socket.socket, socket.socket]
@@ -154,6 +154,15 @@ def test_the_thread_sleeps_while_a_piece_arrives(pair: Pair) -> None:
         time.sleep(0.002)
     thread.join(60)
     assert wake_ups and wake_ups[0] <= 15
+
+
+def test_one_late_frame_does_not_make_a_fast_stream_slow() -> None:
+    """What came fast stays so at a third of the rate that made it fast, and what came slowly does
+    not become fast at that."""
+    took_s = 3 * PIECE / FAST_BYTES_S
+    assert comes_fast(PIECE, took_s / 4, False)
+    assert comes_fast(PIECE, took_s, True) and not comes_fast(PIECE, took_s, False)
+    assert not comes_fast(PIECE, 2 * took_s, True)
 
 
 def voluntary_switches() -> int:

@@ -14,7 +14,9 @@ mark is lowered (tcp_set_rcvlowat in net/ipv4/tcp.c), and unlike SO_RCVBUF that 
 adjusting. So the first mark is ROOM times what will be waited for.
 
 A fast sender should not wait until the thread has woken up and made room. So when frames come
-faster than FAST_BYTES_S, what is there is taken at once and recv waits for the rest of the frame.
+faster than FAST_BYTES_S, what is there is taken at once and recv waits for the rest of the frame,
+until a frame comes slower than SLOW_BYTES_S: each wait in poll lets another thread have the
+interpreter, and where several streams share it, one that waited once would be late ever after.
 
 Invariants: a reader never waits for bytes that may not come, and never takes a byte beyond the
 frame.
@@ -55,14 +57,21 @@ STEP_BYTES = 256 << 10
 ROOM = 4
 """The first mark of a connection is this many times the bytes that will be waited for."""
 
-FAST_BYTES_S = 100e6
-"""From this rate on a reader takes what is there and waits in recv."""
+FAST_BYTES_S, SLOW_BYTES_S = 100e6, 25e6
+"""From the first rate on a reader takes what is there and waits in recv, until a frame comes slower
+than the second."""
 
 RECORD_MAX = (16 << 10) + 256
 """Most bytes that TLS takes from a connection for one record (RFC 8446, 5.2)."""
 
 _DATA_AT = 64
 _HEAD_AT = _DATA_AT - FRAME.size
+
+
+def comes_fast(count: int, took_s: float, before: bool) -> bool:
+    """Whether frames come fast, now that `count` bytes took `took_s`; `before`: whether they did
+    so far."""
+    return count > (SLOW_BYTES_S if before else FAST_BYTES_S) * took_s
 
 
 class CutShort(Exception):
@@ -86,7 +95,7 @@ class FrameReader:
         self._mark = 1
         """SO_RCVLOWAT in bytes; written by `_set_mark`."""
         self._fast = False
-        """Whether the last frame came faster than FAST_BYTES_S; written by `done`."""
+        """Whether frames come fast (comes_fast); written by `done`."""
         self._since = time.monotonic()
         """When the last frame was done with."""
         self._poll = select.poll()
@@ -159,7 +168,7 @@ class FrameReader:
     def done(self) -> None:
         """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
         now = time.monotonic()
-        fast = self._taken > FAST_BYTES_S * (now - self._since)
+        fast = comes_fast(self._taken, now - self._since, self._fast)
         if fast and not self._fast:
             self._set_mark(1)
         self._fast, self._since, self._taken = fast, now, 0
@@ -230,7 +239,7 @@ class TlsFrameReader:
         self._mark = 1
         """SO_RCVLOWAT in bytes; written by `_set_mark`."""
         self._fast = False
-        """Whether the last frame came faster than FAST_BYTES_S; written by `done`."""
+        """Whether frames come fast (comes_fast); written by `done`."""
         self._since = time.monotonic()
         """When the last frame was done with."""
         self._poll = select.poll()
@@ -295,7 +304,7 @@ class TlsFrameReader:
     def done(self) -> None:
         """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
         now = time.monotonic()
-        self._fast = self._taken > FAST_BYTES_S * (now - self._since)
+        self._fast = comes_fast(self._taken, now - self._since, self._fast)
         if self._fast:
             self._set_mark(1)
         self._since, self._taken = now, 0
