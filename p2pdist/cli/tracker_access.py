@@ -52,6 +52,10 @@ class TrackerAccess(Access):
 
     def remedy(self, url: str, error: BaseException) -> str:
         """What to do about a tracker that does not answer."""
+        from p2pdist.agent.access import exchange
+
+        if hint := exchange.wrong_time(error):
+            return hint
         if "certificate" in str(error).lower() and not self._pin:
             return f"Give a token of its fleet with --token-file or in {VARIABLE}: it names the tracker's authority"
         if url.startswith("http://") and self._token:

@@ -54,6 +54,10 @@ class Access:
 
     def remedy(self, url: str, error: BaseException) -> str:
         """What to do about a tracker that does not answer."""
+        from p2pdist.agent.access import exchange
+
+        if hint := exchange.wrong_time(error):
+            return hint
         if "certificate" in str(error).lower() and not self._pin:
             return "Give a token of its fleet: it names the tracker's authority"
         if url.startswith("http://") and self._token:
@@ -77,5 +81,11 @@ def _check_expiry(jwt: str) -> None:
         return  # the tracker says what is wrong with it
     until = claims.get("exp")
     if isinstance(until, int | float) and time.time() > until:
-        ended = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(until))
-        raise Unauthenticated(f"the token has expired, on {ended}", remedy="p2pdist token create makes another")
+        raise Unauthenticated(
+            f"the token has expired, on {_minute(until)}",
+            remedy=f"p2pdist token create makes another; it is {_minute(time.time())} by this machine's clock",
+        )
+
+
+def _minute(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))

@@ -132,7 +132,7 @@ def verify_token(text: str, keys: Mapping[str, str], fleet: str) -> Claims:
             algorithms=[ALGORITHM],
             issuer=fleet,
             leeway=SKEW_S,
-            options={"require": ["iss", "sub", "exp", "jti"], "verify_aud": False},
+            options={"require": ["iss", "sub", "exp", "jti"], "verify_aud": False, "verify_iat": False},
         )
     except jwt.ExpiredSignatureError as error:
         raise _refused("it has expired") from error

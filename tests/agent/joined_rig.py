@@ -81,6 +81,7 @@ class AccessTracker:
         self.signing = [SigningKey.create()]
         self.token = JoinToken.create(self.authorities[0].fingerprint, "default")
         self.lasts_s = 86400.0
+        self.clock: Callable[[], float] = time.time
         self.joins: list[JoinRequest] = []
         self.renewals: list[str] = []
         self.hellos: list[tuple[Hello, str]] = []
@@ -141,7 +142,7 @@ class AccessTracker:
 
     def context(self) -> ssl.SSLContext:
         authority, key = self.authorities[-1], make_key()
-        certificate = authority.issue(make_request(key), "tracker", "t", ["127.0.0.1"], now=time.time())
+        certificate = authority.issue(make_request(key), "tracker", "t", ["127.0.0.1"], now=self.clock())
         file = self.directory / "tracker.pem"
         file.write_bytes(encode_key(key) + certificate)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -196,7 +197,7 @@ class AccessTracker:
     def _issued(self, request: str, host: str, addresses: tuple[str, ...]) -> web.Response:
         authority = self.authorities[-1]
         certificate = authority.issue(
-            request.encode(), "agent", host, addresses, now=time.time(), lasts_s=self.lasts_s, join=self.token.id
+            request.encode(), "agent", host, addresses, now=self.clock(), lasts_s=self.lasts_s, join=self.token.id
         ).decode()
         pems = "".join(authority.pem.decode() for authority in self.authorities)
         return web.Response(body=msgspec.json.encode(Joined(FLEET, certificate, pems)))

@@ -22,13 +22,13 @@ from p2pdist.agent.access import service as service_module
 from p2pdist.agent.access.identity import read_join_file
 from p2pdist.agent.agent import Agent, AgentSettings, membership_of
 from p2pdist.agent.bittorrent.service import SwarmSettings
-from p2pdist.credentials.authority import Authority, agent_dns, expires_at
+from p2pdist.credentials.authority import TRACKER_DNS, Authority, agent_dns, expires_at
 from p2pdist.credentials.join import JoinToken
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.credentials.tokens import create_token
 from p2pdist.model.access import SKEW_S, TICKET_HEADER, TICKET_S, Ticket, encode_ticket, joined_with
 from p2pdist.model.errors import Refused, Unavailable, UsageError
-from p2pdist.model.messages import Access
+from p2pdist.model.messages import Access, Joined, JoinRequest
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 DATA = os.urandom(1 << 20)
@@ -108,6 +108,30 @@ async def test_an_agent_waits_for_its_first_tracker(site: AccessSite) -> None:
     assert not starting.done()
     await site.tracker.start()
     await asyncio.wait_for(starting, 60)
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, 2 * 86400.0])
+async def test_a_host_whose_clock_is_an_hour_behind_joins_and_one_that_is_days_behind_hears_of_the_clock(
+    site: AccessSite, ahead_s: float
+) -> None:
+    """As from the host: the fleet was made, and the tracker has its certificate, by clocks that are
+    ahead."""
+    await site.tracker.stop()
+    site.tracker.clock = lambda: time.time() + ahead_s
+    site.tracker.authorities = [Authority.create(FLEET, now=site.tracker.clock())]
+    site.tracker.token = JoinToken.create(site.tracker.authorities[0].fingerprint, "default")
+    site.join_file.write_text(str(site.tracker.token))
+    await site.tracker.start()
+    if ahead_s == 3600.0:
+        host = await site.agent("h0")
+        await until(lambda: site.tracker.hellos)
+        assert host.agent.session.connected
+        return
+    authority = site.tracker.authorities[0].pem.decode()
+    request = JoinRequest(str(site.tracker.token), "", "h0", ())
+    with pytest.raises(Unavailable, match="not yet valid") as failure:
+        await exchange.post(f"{site.tracker.url}/v1/join", request, Joined, exchange.trusting(authority), TRACKER_DNS)
+    assert "by the clock of this host" in failure.value.remedy
 
 
 def test_a_join_file_that_others_may_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -336,6 +336,15 @@ def test_sighup_reads_the_level_again(place: Path) -> None:
         assert process.poll() is None
 
 
+def test_sighup_ends_no_tracker_that_has_nothing_to_read_again(place: Path) -> None:
+    words = ("tracker", "--no-discovery", "--listen", f"127.0.0.1:{free_port()}")
+    with daemon(place, "tracker", *words) as (process, log):
+        until(lambda: "listening" in log.read_text(), log)
+        os.kill(process.pid, signal.SIGHUP)
+        until(lambda: "SIGHUP: there are no files" in log.read_text(), log)
+        assert process.poll() is None
+
+
 def test_a_flag_wins_at_sighup_as_well(place: Path) -> None:
     config, port = place / "p2pdist.toml", free_port()
     config.write_text('[agent]\nlog-level = "error"\n')

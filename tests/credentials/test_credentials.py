@@ -24,6 +24,7 @@ from p2pdist.credentials.authority import (
 )
 from p2pdist.credentials.join import JoinToken
 from p2pdist.credentials.signing import SigningKey, VerifyKeys
+from p2pdist.credentials.tokens import create_token, split_token, verify_token
 from p2pdist.model.errors import Refused, UsageError
 
 NOW = time.time()
@@ -99,6 +100,13 @@ def test_a_certificate_of_another_authority_or_time_is_refused(tmp_path, authori
     old = context(tmp_path, authority, "agent", "h1", server=True, now=NOW - 2 * 86400)
     for server in (foreign, old):
         assert isinstance(greet(server, client, agent_dns("h1"))["error"], ssl.SSLError)
+
+
+def test_a_token_of_a_machine_whose_clock_is_ahead_counts_from_now_on():
+    key, now = SigningKey.create(), time.time()
+    text, record = create_token(key, "prod", "0" * 64, "scheduler", now=now + 3600, lasts_s=60)
+    claims = verify_token(split_token(text)[1], {key.name: key.public}, "prod")
+    assert claims.id == record.id and claims.expires == record.expires
 
 
 def test_an_authority_is_kept_as_pem(authority):

@@ -4,7 +4,7 @@ and obvious listing and the canonical signing of botocore."""
 from __future__ import annotations
 
 import datetime
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
@@ -119,6 +119,14 @@ def now_s() -> float:
 @pytest.mark.parametrize("auth", [S3SigV4Auth, S3SigV4QueryAuth])
 def test_signatures_of_botocore_are_verified(auth: type) -> None:
     assert verify(signed(auth), KEYS, now_s=now_s()) == KEYS["reader"]
+
+
+def test_a_url_that_is_presigned_as_boto3_does_by_default_is_read_where_no_keys_are_and_named_where_they_are() -> None:
+    query = "AWSAccessKeyId=reader&Signature=x%2By%3D&Expires=1795867200"
+    assert parse_request("GET", "/models/a", dict(parse_qsl(query))) == S3Request("GetObject", "models", b"a")
+    with pytest.raises(S3Failure, match="AWS4-HMAC-SHA256") as failure:
+        verify(SignedRequest("GET", "/models/a", query, {"host": ["x"]}), KEYS, now_s=now_s())
+    assert (failure.value.status, failure.value.code) == (400, "InvalidRequest")
 
 
 @pytest.mark.parametrize("auth", [S3SigV4Auth, S3SigV4QueryAuth])

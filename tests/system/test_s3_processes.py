@@ -24,7 +24,17 @@ RATE_BYTES_S = 1e6
 """Of the origin, until a range has come long before the rest, also on a busy machine."""
 WEIGHTS = 24 * MIB
 KEY, SECRET = "reader", "not-a-secret-of-anyone"
-STRANGE = ("a b+c&d=e", "ü/😀", "per%2Fcent", "tab\there", "quo\"te'<>&", "dots/...", "~tilde", "#hash?query")
+STRANGE = (
+    "a b+c&d=e",
+    "ü/😀",
+    "per%2Fcent",
+    "tab\there",
+    "quo\"te'<>&",
+    "dots/...",
+    "~tilde",
+    "#hash?query",
+    "two\nlines",
+)
 
 
 def publish(site: Site, files: dict[str, bytes], reference: str) -> None:
@@ -199,6 +209,8 @@ def check_conditions(client: Any) -> None:
     assert client.get_object(**where, IfMatch=tag, Range="bytes=2-")["ContentRange"] == "bytes 2-9/10"
     assert code_of(client.get_object, **where, IfMatch='"other"') == (412, "PreconditionFailed")
     assert code_of(client.get_object, **where, IfNoneMatch=tag)[0] == 304
+    since = client.head_object(**where)["LastModified"]
+    assert code_of(client.get_object, **where, IfModifiedSince=since)[0] == 304
     assert code_of(client.get_object, **where, Range="bytes=10-") == (416, "InvalidRange")
     assert code_of(client.get_object, Bucket="apps", Key="none") == (404, "NoSuchKey")
     assert code_of(client.get_object, Bucket="apps", Key="many") == (404, "NoSuchKey")

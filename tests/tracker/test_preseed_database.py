@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import stat
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import psycopg
 import pytest
@@ -18,8 +20,11 @@ from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.preseed import PreseedRecord
 from p2pdist.mount import kernel
 from tracker.state.documents import Documents
+from tracker.state.drains import DrainRecords
+from tracker.state.history import HistoryDatabase
 from tracker.state.joins import JoinEntry, JoinRecords
 from tracker.state.preseeds import ENDED_KEPT_S, STALE_BEATS, PreseedDatabase
+from tracker.state.traces import TraceRecords
 
 RECORD = PreseedRecord(
     "p1",
@@ -168,6 +173,31 @@ def test_a_database_that_goes_away_is_a_failure_that_says_so_and_passes() -> Non
     assert failure.value.exit_code == 5
     with pytest.raises(Unavailable):
         database.exchange({}, {})
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def _documents(where: str) -> Documents:
+    return Documents(Path(where))
+
+
+@pytest.mark.parametrize("damage", ["no database", "cut"])
+@pytest.mark.parametrize(
+    "opened", [PreseedDatabase, DrainRecords, HistoryDatabase, TraceRecords, JoinRecords, _documents]
+)
+def test_a_damaged_file_of_the_state_is_called_so(
+    tmp_path: Path, opened: Callable[[str], Closable], damage: str
+) -> None:
+    """Not a database that does not answer, nor a directory that cannot be used: another one would
+    have no preseeds. A tracker that runs meanwhile takes it for a database that is away."""
+    opened(str(tmp_path)).close()
+    (path,) = tmp_path.glob("*.sqlite")
+    path.write_bytes(path.read_bytes()[:4096] if damage == "cut" else bytes(range(256)) * 32)
+    with pytest.raises(Unavailable, match=f"{path.name}, of the tracker's state, is damaged") as failure:
+        opened(str(tmp_path))
+    assert failure.value.exit_code == 6 and "backup" in failure.value.remedy
 
 
 @pytest.mark.root

@@ -17,7 +17,7 @@ from stream_rig import PIECE, SampleBlob
 
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.transfer.stream.ranges import RangeOptions, Unsatisfiable, parse_range, parse_ranges, serve_range
+from p2pdist.transfer.stream.ranges import PLAIN, RangeOptions, Unsatisfiable, parse_range, parse_ranges, serve_range
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Holder:
     have: PieceSet | None = None
     port: int = 0
     failure: P2PDistError | None = None
+    options: RangeOptions = PLAIN
     waited: list[int] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     ended: int = 0
@@ -45,7 +46,9 @@ class Holder:
         try:
             with self.blob.path.open("rb") as file:
                 digest, layout = self.blob.digest, self.blob.layout
-                return await serve_range(request, digest, file, layout, have=self.have, wait_for=self.wait_for)
+                return await serve_range(
+                    request, digest, file, layout, have=self.have, wait_for=self.wait_for, options=self.options
+                )
         finally:
             self.ended += 1
 
@@ -146,6 +149,32 @@ async def test_conditions(holder: Holder, blob: SampleBlob, tmp_path: Path) -> N
     for tag, status in ((ours, 206), (other, 200), (f"W/{ours}", 200), ("Tue, 15 Nov 1994 12:45:26 GMT", 200)):
         answer = await curl(tmp_path, "-r", "10-19", "-H", f"If-Range: {tag}", holder.url)
         assert (answer.status, answer.body) == (status, blob.data[10:20] if status == 206 else blob.data)
+
+
+async def test_conditions_with_dates_count_where_the_content_has_one(
+    holder: Holder, blob: SampleBlob, tmp_path: Path
+) -> None:
+    """And where no condition with a tag stands beside them (RFC 9110, 13.2.2)."""
+    then, later, before = (f"Tue, 15 Nov 1994 12:45:{second} GMT" for second in (26, 27, 25))
+    cases = [
+        ("If-Modified-Since", then, 304),
+        ("If-Modified-Since", later, 304),
+        ("If-Modified-Since", before, 200),
+        ("If-Modified-Since", "yesterday", 200),
+        ("If-Unmodified-Since", then, 200),
+        ("If-Unmodified-Since", before, 412),
+    ]
+    for name, date, _ in cases:
+        assert (await curl(tmp_path, "-H", f"{name}: {date}", holder.url)).status == 200, "it has none"
+    holder.options = RangeOptions({"Last-Modified": then})
+    for name, date, status in cases:
+        assert (await curl(tmp_path, "-H", f"{name}: {date}", holder.url)).status == status, (name, date)
+    ours = f'"{blob.digest}"'
+    for tag, date in (
+        (f"If-Match: {ours}", f"If-Unmodified-Since: {before}"),
+        ('If-None-Match: "x"', f"If-Modified-Since: {then}"),
+    ):
+        assert (await curl(tmp_path, "-H", tag, "-H", date, holder.url)).status == 200
 
 
 async def test_head_says_the_size_and_waits_for_nothing(holder: Holder, blob: SampleBlob, tmp_path: Path) -> None:

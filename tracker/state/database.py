@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from p2pdist.model.errors import Unavailable, UsageError
-from tracker.state.files import make_private
+from tracker.state.files import StateDamaged, is_damage, make_private
 
 CONNECT_TIMEOUT_S = 10
 STATEMENT_TIMEOUT_MS = 15_000
@@ -44,14 +44,17 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[sql.Connection]:
         """A transaction, of one thread at a time. Raises IntegrityError, and Unavailable where the
-        database does not answer."""
+        database does not answer, or StateDamaged where its file is no longer one."""
         try:
             with self._lock, self._engine.begin() as connection:
                 yield connection
         except IntegrityError:
             raise
         except SQLAlchemyError as error:
-            cause = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+            original = getattr(error, "orig", None)
+            if is_damage(original):
+                raise StateDamaged(self._where, original) from error
+            cause = " ".join(str(original or error).split())[:300]
             if "disk is full" in cause:  # of SQLite; PostgreSQL says that itself
                 raise Unavailable(
                     f"the tracker's database {self._where} has no room left: {cause}", remedy="Free some space there"

@@ -21,7 +21,7 @@ import msgspec
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, P2PDistError
 from p2pdist.model.manifest import Descriptor
-from tracker.state.files import make_private
+from tracker.state.files import StateDamaged, is_damage, make_private
 
 BYTES_MAX = 1 << 30
 DESCRIPTORS_MAX = 100_000
@@ -50,6 +50,8 @@ class Documents:
                 "CREATE TABLE IF NOT EXISTS descriptors (name TEXT PRIMARY KEY, descriptor BLOB NOT NULL)"
             )
         except (sqlite3.Error, OSError) as error:
+            if is_damage(error):
+                raise StateDamaged(self._path, error) from error
             why = error.strerror if isinstance(error, OSError) else error
             raise P2PDistError(
                 f"the tracker cannot keep its state in {directory}: {why}", remedy="Give another --state directory"

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import stat
 from pathlib import Path
 
+from p2pdist.model.errors import Corrupt, Unavailable
+
 OWN = (".sqlite", ".sqlite-wal", ".sqlite-shm")
 """How the names of these files end."""
+
+
+class StateDamaged(Unavailable):
+    """A file of the state is damaged, or is none of SQLite. A tracker that has started goes on
+    without what is in it; one that starts ends with this, and the exit code of what is corrupt."""
+
+    slug, title, exit_code = Corrupt.slug, Corrupt.title, Corrupt.exit_code
+
+    def __init__(self, path: str | Path, cause: object) -> None:
+        super().__init__(
+            f"{path}, of the tracker's state, is damaged: {cause}",
+            remedy="Put its backup in its place, or move it away to go on without what it held",
+        )
+
+
+def is_damage(error: object) -> bool:
+    """Whether SQLite says by `error` that the file is damaged or no database."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return isinstance(error, sqlite3.Error) and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def make_private(database: Path) -> None:

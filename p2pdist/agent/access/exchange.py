@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import ssl
+import time
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -23,6 +24,9 @@ CONNECT_S_MAX = 5.0
 
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number", "record layer failure", "RECORD_LAYER_FAILURE")
 """What OpenSSL says of an answer that is no TLS."""
+
+_TIME_CODES = (9, 10)
+"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
 _CONTEXT = re.compile(r" ssl:(?:<[^>]*>|default|True|False)")
 
@@ -84,7 +88,8 @@ async def _exchange(
         reason = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
         raise Unavailable(
             f"the certificate of the tracker {redacted(url)} is not of this fleet: {reason}",
-            remedy="Check --tracker; another fleet's tracker, or another program, may answer there",
+            remedy=wrong_time(error)
+            or "Check --tracker; another fleet's tracker, or another program, may answer there",
         ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         reason = in_words(error, url).replace(url, redacted(url))
@@ -112,6 +117,8 @@ def in_words(error: BaseException, url: str = "") -> str:
 def mismatch(error: BaseException, url: str) -> str:
     """What may be wrong where a connection to the tracker at `url` failed because one side speaks
     TLS as the other does not expect; "" for any other failure."""
+    if hint := wrong_time(error):
+        return hint
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "A tracker with --access has a certificate of its fleet's authority: give the agent its --join-file"
     if isinstance(error, aiohttp.ClientConnectorSSLError) and any(sign in str(error) for sign in _NO_TLS):
@@ -119,6 +126,16 @@ def mismatch(error: BaseException, url: str) -> str:
     if url.startswith("http://") and isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
         return "If it runs with --access, write https:// and give the agent its --join-file"
     return ""
+
+
+def wrong_time(error: BaseException) -> str:
+    """Whose clock to look at where a certificate was refused for its time; "" for any other
+    failure."""
+    refusal = getattr(error, "certificate_error", None)
+    if getattr(refusal, "verify_code", 0) not in _TIME_CODES:
+        return ""
+    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return f"It is {now} by the clock of this host: compare it with the tracker's"
 
 
 def _own_end(answer: aiohttp.ClientResponse) -> str:

@@ -84,7 +84,7 @@ def s3_routes(facade: Facade) -> tuple[Route, ...]:
     )
     return (
         Route("GET", "/", facade.answer, (documents, *errors), right="object"),
-        Route("GET", "/{path:.+}", facade.answer, (documents, *content, *errors), listing, right="object"),
+        Route("GET", r"/{path:[\s\S]+}", facade.answer, (documents, *content, *errors), listing, right="object"),
     )
 
 

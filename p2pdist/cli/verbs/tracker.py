@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -332,18 +333,17 @@ def _follow(
     preseeds: PreseedService,
 ) -> list[asyncio.Task[None]]:
     """Keep to the files as they change, SIGHUP or not, and warm what the policies say."""
-    import signal
-
     from tracker.warm_tags import WarmTags
 
     followed = [each for each in (file, access, upstreams) if each is not None]
 
     def reload() -> None:
+        if not followed:
+            logger.info("SIGHUP: there are no files to read again")
         for each in followed:
             each.reload()
 
-    if followed:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     tasks = [asyncio.create_task(each.watch()) for each in followed]
     if file is not None:
         tasks.append(asyncio.create_task(WarmTags(service.fleet.policies, service.content, preseeds).run()))
@@ -532,6 +532,7 @@ async def _serve(
     from tracker.state.preseeds import PreseedDatabase
     from tracker.upstreams.upstreams import Upstreams
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     (origin_url, settings, (named, upstreams_path), hub), (state, callbacks) = sources, kept
     origin = open_origin(origin_url, serving=True) if origin_url else None
     fleet = _fleet(origin_url, *limits)
@@ -542,7 +543,8 @@ async def _serve(
     database = PreseedDatabase(state)
     service.networks, service.listener = networks, (preseeds := PreseedService(service, database))
     service.traces, service.history = _traces(state), _history(state, part, fleet)
-    await asyncio.gather(preseeds.load(), (drains := drains_of(service, state)).load())
+    drains = drains_of(service, state)
+    await asyncio.gather(preseeds.load(), drains.load())
     siblings = await _join_cluster(part, state, service, access)
     app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings, drains=drains)
     runners = await _listen(addresses, app, access)

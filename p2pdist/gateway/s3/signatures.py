@@ -108,6 +108,8 @@ def signature(request: SignedRequest, shown: _Signature, key: AccessKey) -> str:
 
 def _in_fields(request: SignedRequest) -> _Signature:
     text = _one(request, "authorization")
+    if not text and "AWSAccessKeyId=" in request.raw_query:
+        raise S3Failure(400, "InvalidRequest", f"URLs are presigned with {ALGORITHM} here")
     if not text:
         raise S3Failure(403, "AccessDenied", "this agent wants requests that are signed with an access key")
     algorithm, _, rest = text.partition(" ")

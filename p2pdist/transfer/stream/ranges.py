@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import BinaryIO, Protocol
 
 from aiohttp import web
@@ -324,11 +325,17 @@ def _connection(
 
 
 def _precondition(request: web.Request, own: str, headers: dict[str, str]) -> web.StreamResponse | None:
-    """The response when If-Match or If-None-Match decides the request (RFC 9110, 13.2.2)."""
+    """The response when a condition decides the request (RFC 9110, 13.2.2). One with a date counts
+    beside a Last-Modified, where the request has none with a tag of its kind."""
     if_match, if_none_match = request.if_match, request.if_none_match
+    modified = parsedate_to_datetime(headers["Last-Modified"]) if "Last-Modified" in headers else None
     if if_match and not any(tag.value in (own, "*") and not tag.is_weak for tag in if_match):
         raise web.HTTPPreconditionFailed(headers=headers)
+    if modified and not if_match and (since := request.if_unmodified_since) is not None and modified > since:
+        raise web.HTTPPreconditionFailed(headers=headers)
     if if_none_match and any(tag.value in (own, "*") for tag in if_none_match):
+        return web.Response(status=304, headers=headers)
+    if modified and not if_none_match and (since := request.if_modified_since) is not None and modified <= since:
         return web.Response(status=304, headers=headers)
     return None
 
