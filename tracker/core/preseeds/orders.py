@@ -296,8 +296,8 @@ class Preseeds:
             if elsewhere != preseed.elsewhere or (news and preseed.open):
                 preseed.elsewhere = elsewhere
                 self._dirty[identifier] = None
-        # Still unknown after the database was read again: the database does not have it. One that it
-        # has and this release cannot read is for trackers of a later one.
+        # Still unknown after the database was read again: the database does not have it. A record
+        # that this release cannot read is for trackers of a later one.
         for (host, identifier), waited in list(self._unknown.items()):
             if identifier in ids or waited:
                 del self._unknown[host, identifier]
