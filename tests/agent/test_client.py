@@ -18,7 +18,7 @@ from asyncio import to_thread
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import programs
@@ -28,11 +28,12 @@ from mount_agent import DIGEST, MountAgent, answer
 from msgspec.structs import replace
 from programs import PROGRAM, Program
 
-from p2pdist.agent.api.client import LocalClient
+from p2pdist.agent.api.client import LOST_MAX, LocalClient
 from p2pdist.cli.connect import check_seen
 from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import MountRequest, MountStatus, PullRequest, PullStatus
 from p2pdist.mount.squashfs import missing
+from p2pdist.transfer.problems import problems
 
 SCRIPT = """
 if [ "$1" = wait ]; then trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done; fi
@@ -143,7 +144,7 @@ ASKING = """
 import asyncio, sys
 from pathlib import Path
 from aiohttp import web
-from p2pdist.agent.api.client import LocalClient
+from p2pdist.agent.api.client import LOST_MAX, LocalClient
 from p2pdist.cli.daemon import listen_unix
 from p2pdist.cli.main import main
 from p2pdist.model.errors import P2PDistError
@@ -290,6 +291,31 @@ async def test_a_pull_outlives_a_pause_of_the_agent(place: Path) -> None:
     await web.UnixSite(runner, str(place / "s")).start()
     assert (await pull).state == "done"
     await runner.cleanup()
+
+
+async def test_a_pull_goes_on_at_an_agent_that_was_killed_and_runs_again(place: Path) -> None:
+    """It knows the pull no more. One that the pull kills each time is not asked for ever."""
+    asked: list[PullRequest] = []
+    ends_at = 2
+
+    async def begin(request: web.Request) -> web.Response:
+        asked.append(msgspec.json.decode(await request.read(), type=PullRequest))
+        state: Literal["done", "running"] = "done" if len(asked) == ends_at else "running"
+        return answer(PullStatus("1", state, "app:v1", DIGEST, 3, 3))
+
+    async def lost(_: web.Request) -> web.Response:
+        raise NotFound("there is no pull '1'; the agent may have been restarted")
+
+    app = web.Application(middlewares=[problems])
+    app.add_routes([web.post("/v1/pulls", begin), web.get("/v1/pulls/1", lost)])
+    async with serving(app, place / "s"):
+        wanted = PullRequest(package="app:v1", priority="preseed")
+        assert (await to_thread(LocalClient(place / "s").pull, wanted)).state == "done"
+        assert asked == [wanted, wanted]
+        ends_at = 0
+        with pytest.raises(NotFound, match="restarted"):
+            await to_thread(LocalClient(place / "s").pull, wanted)
+        assert len(asked) == 2 + 1 + LOST_MAX
 
 
 # -- the verbs, as processes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import P2PDistError
+from p2pdist.model.manifest import Descriptor
 from tracker.state.documents import FILE_NAME, Documents
 
 
@@ -39,6 +41,18 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     assert documents.read(digest_of(contents[0])) is not None
     documents.write(digest_of(contents[2]), contents[2])
     assert [documents.read(digest_of(each)) is not None for each in contents] == [True, False, True]
+    documents.close()
+
+
+def test_what_is_no_document_or_descriptor_any_more_is_not_there(tmp_path: Path) -> None:
+    documents, digest = Documents(tmp_path), digest_of(b"data")
+    documents.write(digest, b"data")
+    documents.note({"a:v1": Descriptor("text/plain", digest, 4)})
+    assert documents.read(digest) == b"data" and documents.recall("a:v1") is not None
+    with closing(sqlite3.connect(tmp_path / "tracker.sqlite")) as file, file:
+        file.execute("UPDATE documents SET data = 7")
+        file.execute("UPDATE descriptors SET descriptor = 7")
+    assert documents.read(digest) is None and documents.recall("a:v1") is None
     documents.close()
 
 

@@ -3,10 +3,11 @@ and databases that are away."""
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -198,6 +199,37 @@ def test_a_damaged_file_of_the_state_is_called_so(
     with pytest.raises(Unavailable, match=f"{path.name}, of the tracker's state, is damaged") as failure:
         opened(str(tmp_path))
     assert failure.value.exit_code == 6 and "backup" in failure.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("body", b"\0\xff"),
+        ("body", '{"count":"all"}'),
+        ("blobs", '{"of": "a later release"}'),
+        ("picked", -1e300),
+        ("state", "paused"),
+        ("call", "[]"),
+    ],
+)
+def test_a_record_that_cannot_be_read_keeps_no_tracker_from_the_others(
+    tmp_path: Path, column: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left as it is, for a release that can read it."""
+    database = PreseedDatabase(str(tmp_path))
+    for name in ("p1", "p2"):
+        database.insert(replace(RECORD, id=name))
+    with closing(sqlite3.connect(tmp_path / "preseeds.sqlite")) as file, file:
+        file.execute(f"UPDATE preseeds SET {column} = ? WHERE id = 'p1'", (value,))
+    for _ in range(2):
+        assert [record.id for record in database.read_all()] == ["p2"]
+        found = database.exchange({}, {})
+        assert [record.id for record in found.records] == ["p2"] and found.ids == {"p1", "p2"}
+    assert caplog.text.count("the preseed p1 in the tracker's state cannot be read") == 1
+    for ask in (lambda: database.read("p1"), lambda: database.insert(RECORD)):
+        with pytest.raises(Unavailable, match="cannot be read"):
+            ask()
+    database.close()
 
 
 @pytest.mark.root

@@ -318,6 +318,15 @@ def test_an_id_that_another_tracker_may_know_is_released_after_two_looks() -> No
     assert world.tracker.told == [("h1", Release("unknown"))]
 
 
+def test_what_only_a_tracker_of_a_later_release_can_read_is_not_released() -> None:
+    world = World(trackers=2)
+    world.join("h1")
+    world.tracker.handle(Reported("h1", Kept("later", "done")))
+    for _ in range(3):
+        world.tracker.handle(Synced(frozenset({"later"})))
+    assert world.tracker.told == []
+
+
 def test_what_was_removed_from_the_database_is_released(world: World) -> None:
     world.join("h1")
     world.ask("p", hosts=["h1"])

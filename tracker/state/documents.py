@@ -94,7 +94,7 @@ class Documents:
             with self._lock:
                 row = self._database.execute("SELECT descriptor FROM descriptors WHERE name = ?", (name,)).fetchone()
             return msgspec.json.decode(row[0], type=Descriptor) if row is not None else None
-        except (sqlite3.Error, *UNDECODABLE) as error:
+        except (sqlite3.Error, TypeError, *UNDECODABLE) as error:
             logger.warning("%s cannot be read: %s", self._path, error)
             return None
 
@@ -106,8 +106,8 @@ class Documents:
         row = self._database.execute("SELECT data FROM documents WHERE digest = ?", (digest,)).fetchone()
         if row is None:
             return None
-        data = bytes(row[0])
-        if digest_of(data) != digest:
+        data = row[0]
+        if not isinstance(data, bytes) or digest_of(data) != digest:
             self._database.execute("DELETE FROM documents WHERE digest = ?", (digest,))
             return None
         self._database.execute("UPDATE documents SET used = ? WHERE digest = ?", (time.time(), digest))

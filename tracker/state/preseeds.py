@@ -15,9 +15,10 @@ does not answer.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +27,8 @@ import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Unavailable
-from p2pdist.model.preseed import Call, PreseedRecord
+from p2pdist.model.errors import UNDECODABLE, Conflict, Unavailable, printable
+from p2pdist.model.preseed import Call, PreseedRecord, PreseedRequest, PreseedState
 from tracker.state.database import Database
 
 FILE_NAME = "preseeds.sqlite"
@@ -39,6 +40,8 @@ TRIES_MAX = 20
 """Times that a change is made anew because another tracker was faster."""
 
 FETCHED_AT_ONCE = 500
+
+logger = logging.getLogger(__name__)
 
 _metadata = sql.MetaData()
 _preseeds = sql.Table(
@@ -99,6 +102,8 @@ class PreseedDatabase:
         self._heard: dict[str, tuple[int, int]] = {}
         self._theirs: dict[tuple[str, str], tuple[int, str]] = {}
         self._ours: dict[str, str] = {}
+        self._unreadable: set[str] = set()
+        """Ids of records that were told of."""
         with self._database.transaction() as connection:
             _create_tables(connection)
 
@@ -120,7 +125,7 @@ class PreseedDatabase:
 
     def read_all(self) -> list[PreseedRecord]:
         with self._database.transaction() as connection:
-            return [_record(row) for row in connection.execute(sql.select(_preseeds))]
+            return self._readable(connection.execute(sql.select(_preseeds)))
 
     def insert(self, record: PreseedRecord) -> PreseedRecord:
         """Add a record, of version 1, unless there is one with its id; returns what is there
@@ -187,9 +192,22 @@ class PreseedDatabase:
             records: list[PreseedRecord] = []
             for start in range(0, len(fresh), FETCHED_AT_ONCE):
                 wanted = _preseeds.c.id.in_(fresh[start : start + FETCHED_AT_ONCE])
-                records += map(_record, connection.execute(sql.select(_preseeds).where(wanted)))
+                records += self._readable(connection.execute(sql.select(_preseeds).where(wanted)))
             reports = self._read_reports(connection) if self.shared else {}
         return Exchange(tuple(records), frozenset(present), reports)
+
+    def _readable(self, rows: Iterable[Any]) -> list[PreseedRecord]:
+        """The records that this release can read. Another one is left as it is, for a release that
+        can, and told of once: one order must not keep a tracker from all others."""
+        records = []
+        for row in rows:
+            try:
+                records.append(_record(row))
+            except Unavailable as error:
+                if row.id not in self._unreadable:
+                    logger.error("%s", error)
+                self._unreadable.add(row.id)
+        return records
 
     def _report(self, connection: sql.Connection, ours: Mapping[str, str]) -> None:
         self._beat += 1
@@ -285,6 +303,19 @@ def _row(record: PreseedRecord) -> dict[str, Any]:
 
 
 def _record(row: Any) -> PreseedRecord:
+    """The record of a row. Raises Unavailable for one that is damaged, or of a later release."""
+    try:
+        msgspec.json.decode(row.body, type=PreseedRequest)
+        msgspec.convert(row.state, PreseedState)
+        return _decoded(row)
+    except (*UNDECODABLE, TypeError) as error:
+        raise Unavailable(
+            f"the preseed {printable(str(row.id))} in the tracker's state cannot be read: {error}",
+            remedy="Run the release that wrote it, or order what it is for anew",
+        ) from error
+
+
+def _decoded(row: Any) -> PreseedRecord:
     return PreseedRecord(
         row.id,
         row.version,

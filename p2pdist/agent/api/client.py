@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from p2pdist.model.errors import UNDECODABLE, P2PDistError, Refused, Unavailable, UsageError, from_problem
+from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Refused, Unavailable, UsageError, from_problem
 from p2pdist.model.messages import (
     DRAIN_S_MAX,
     BlobFile,
@@ -60,6 +60,10 @@ BYTES_S_MAX = 3600.0
 AWAY_S_MAX = 5.0
 """How long `pull` waits for an agent that does not answer, as while it restarts."""
 
+LOST_MAX = 3
+"""How often `pull` asks anew for what an agent that was killed no longer knows: one may be killed
+by the pull itself."""
+
 _READ = 1 << 16
 _T = TypeVar("_T")
 
@@ -97,9 +101,9 @@ class LocalClient:
         return self._path
 
     def pull(self, request: PullRequest, on_progress: Callable[[PullStatus], None] | None = None) -> PullStatus:
-        """Start a pull and follow it to its end, calling `on_progress` every POLL_S seconds.
-        Raises why the pull failed."""
-        status = self._ask("POST", "/v1/pulls", PullStatus, body=request)
+        """Start a pull and follow it to its end, calling `on_progress` every POLL_S seconds. An
+        agent that was killed and runs again goes on with it. Raises why the pull failed."""
+        status, lost = self.begin_pull(request), 0
         answered = time.monotonic()
         while True:
             if on_progress is not None:
@@ -112,6 +116,10 @@ class LocalClient:
             try:
                 status = self._ask("GET", f"/v1/pulls/{status.id}", PullStatus, query={"wait_s": str(POLL_S)})
                 answered = time.monotonic()
+            except NotFound:
+                if (lost := lost + 1) > LOST_MAX:
+                    raise
+                status = self.begin_pull(request)
             except Unavailable:
                 if time.monotonic() - answered > AWAY_S_MAX:
                     raise

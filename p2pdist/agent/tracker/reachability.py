@@ -27,7 +27,10 @@ time."""
 
 AGAIN_S, AGAIN_UNREACHED_S = 300.0, 60.0
 BUSY_S = 15.0
-REMEDY = "Let it --listen on an address that others reach, --advertise that one if it is another, and open the port in firewalls"
+REMEDY = (
+    "Let it --listen on an address that others reach ([::] is IPv6 as well, 0.0.0.0 is not), --advertise that one if it is "
+    "another, and open the port in firewalls"
+)
 
 logger = logging.getLogger(__name__)
 

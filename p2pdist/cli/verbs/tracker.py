@@ -207,6 +207,7 @@ def command(
     from tracker.upstreams.settings import all_upstreams
 
     raise_file_limit()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     address, believed = listen_address(listen, example="0.0.0.0:7070"), parse_networks(networks)
     settings = None if no_discovery else discovery_settings(address, network_id, discovery_interface)
     discovery = _discovery(settings, name, zone, tls=access is not None) if settings is not None else None
@@ -532,7 +533,6 @@ async def _serve(
     from tracker.state.preseeds import PreseedDatabase
     from tracker.upstreams.upstreams import Upstreams
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     (origin_url, settings, (named, upstreams_path), hub), (state, callbacks) = sources, kept
     origin = open_origin(origin_url, serving=True) if origin_url else None
     fleet = _fleet(origin_url, *limits)
@@ -540,10 +540,9 @@ async def _serve(
     documents = _documents(state)
     upstreams, hubs = Upstreams(settings, documents), _hubs(hub, documents)
     service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams, hubs=hubs)
-    database = PreseedDatabase(state)
+    database, drains = PreseedDatabase(state), drains_of(service, state)
     service.networks, service.listener = networks, (preseeds := PreseedService(service, database))
     service.traces, service.history = _traces(state), _history(state, part, fleet)
-    drains = drains_of(service, state)
     await asyncio.gather(preseeds.load(), drains.load())
     siblings = await _join_cluster(part, state, service, access)
     app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings, drains=drains)

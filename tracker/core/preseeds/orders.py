@@ -296,13 +296,14 @@ class Preseeds:
             if elsewhere != preseed.elsewhere or (news and preseed.open):
                 preseed.elsewhere = elsewhere
                 self._dirty[identifier] = None
-        # Still unknown after the database was read again: the database does not have it.
+        # Still unknown after the database was read again: the database does not have it. A record
+        # that this release cannot read is for trackers of a later one.
         for (host, identifier), waited in list(self._unknown.items()):
-            if identifier in self.by_id or waited:
+            if identifier in ids or waited:
                 del self._unknown[host, identifier]
             else:
                 self._unknown[host, identifier] = True
-            if identifier not in self.by_id and waited and self._session(host) is not None:
+            if identifier not in ids and waited and self._session(host) is not None:
                 out.append(Send(host, Release(identifier)))
 
     def _joined(self, name: str) -> None:
