@@ -130,6 +130,7 @@ A, B, C = _chunks(BLOB)
         ("nothing", b""),
         ("the nonce alone", HEAD),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",  # the bytes are others each time
 )
 def test_nothing_else_opens(what: str, blob: bytes) -> None:
     with pytest.raises(Corrupt):

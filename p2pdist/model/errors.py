@@ -130,6 +130,10 @@ class Space(Protocol):
     def f_favail(self) -> int: ...
 
 
+FEW_INODES = 20
+"""Where less than one of so many inodes is left, and space is not, a write failed for want of
+one."""
+
 _KEPT = "; what has arrived is kept for a retry"
 
 
@@ -177,9 +181,11 @@ class DiskFull(P2PDistError):
     ) -> DiskFull:
         """The failure of a write to `where` that ended with the error `code`; `space` is that of
         its file system."""
-        without_inodes = space.f_files and not space.f_favail  # 0 of 0 where their number is not fixed
-        short_of = "quota" if code == errno.EDQUOT else "inodes" if without_inodes else "space"
         free = space.f_bavail * space.f_frsize
+        # Others may have removed files since the write failed, but hardly many.
+        few = space.f_files // FEW_INODES if free > needed else 0
+        without_inodes = space.f_files and space.f_favail <= few  # 0 of 0 where their number is not fixed
+        short_of = "quota" if code == errno.EDQUOT else "inodes" if without_inodes else "space"
         return cls(where, needed=needed, free=free, short_of=short_of, kept=kept)
 
     def of_stage(self) -> DiskFull:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -198,6 +199,23 @@ def test_failures_survive_the_wire() -> None:
         assert (again.what, again.remedy, again.details) == (failure.what, failure.remedy, failure.details)
         assert again.exit_code == failure.exit_code
     assert type(from_problem({"type": "urn:other", "title": "t"})) is P2PDistError
+
+
+@pytest.mark.parametrize(
+    ("inodes", "left", "blocks", "short_of"),
+    [
+        (500, 0, 9, "inodes"),
+        (500, 3, 9, "inodes"),  # another thread removed a file meanwhile
+        (500, 3, 0, "space"),
+        (500, 100, 9, "space"),
+        (0, 0, 9, "space"),  # Btrfs has no fixed number
+        (0, 0, 0, "space"),
+    ],
+)
+def test_what_a_full_disk_lacks(inodes: int, left: int, blocks: int, short_of: str) -> None:
+    space = SimpleNamespace(f_bavail=blocks, f_frsize=4096, f_files=inodes, f_favail=left)
+    failure = DiskFull.on("/store", space, needed=400)
+    assert failure.details.get("short_of", "space") == short_of and f"lacks {short_of}" in failure.what
     assert type(from_problem({})) is P2PDistError
 
 
