@@ -74,7 +74,7 @@ class Host:
     def is_revoked(self, host: str) -> bool:
         return False
 
-    def shown(self, blob: Digest) -> tuple[str, None]:
+    def proof(self, blob: Digest) -> tuple[str, None]:
         return "", None
 
     def ask_ticket(self, blob: Digest, holding: object, *, refused: bool = False) -> None:

@@ -176,21 +176,21 @@ def _write(objects: Objects, share: Sequence[Verified]) -> None:
 
 def _write_content(objects: Objects, bundle: Bundle, decoder: Decoder, verified: Verified) -> None:
     content = verified.content
-    draft = objects.draft() if content.chunks else None
+    temporary = objects.begin() if content.chunks else None
     try:
-        if draft is not None:
-            os.ftruncate(draft.fd, content.size)
+        if temporary is not None:
+            os.ftruncate(temporary.fd, content.size)
         for number, (part, stored) in enumerate(zip(content.parts, verified.stored, strict=True)):
             assert part.pack is not None
             data = (
                 verified.data[number] if verified.data else decoder.decode(part.pack, part.chunk, stored, part.length)
             )
-            if draft is None:
+            if temporary is None:
                 bundle.put(content.name, data, stored)
             else:
-                objects.write_chunk(draft, part.offset, stored, data)
-        if draft is not None:
-            objects.name(draft, content.name, content.size, content.chunks)
+                objects.write_chunk(temporary, part.offset, stored, data)
+        if temporary is not None:
+            objects.name(temporary, content.name, content.size, content.chunks)
     finally:
-        if draft is not None:
-            draft.close()
+        if temporary is not None:
+            temporary.close()

@@ -38,14 +38,14 @@ from p2pdist.model.device import BLOCK_BYTES, CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.tree import File, content_hash
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
-from p2pdist.mount.lazy.ways import FANOTIFY, WAYS
+from p2pdist.mount.lazy.fill_method import FANOTIFY, METHODS
 from p2pdist.mount.overlay import merge
 
 MIB = 1 << 20
 GOAL = 0.9
 PLAIN = "plain"
 COVERED = "covered"
-KINDS = {way.name: (way.cells, way.looped, False) for way in WAYS} | {
+KINDS = {way.name: (way.cells, way.looped, False) for way in METHODS} | {
     COVERED: (FANOTIFY.cells, False, True),
     PLAIN: (Cells(headed=False), False, True),
 }

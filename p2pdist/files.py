@@ -24,7 +24,7 @@ class NotRegular(OSError):
     """The name belongs to a FIFO, a socket, a device or a directory."""
 
 
-class SmallFile(NamedTuple):
+class FileContent(NamedTuple):
     """What a file holds, and its mode (stat(2))."""
 
     data: bytes
@@ -41,7 +41,7 @@ def open_regular(path: Path | bytes, *, follow: bool = True) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def read_small(path: Path | bytes, bytes_max: int, *, pipe_s: float = 0.0) -> SmallFile:
+def read_content(path: Path | bytes, bytes_max: int, *, pipe_s: float = 0.0) -> FileContent:
     """Read a file: at most a byte more than `bytes_max`, which tells a caller that it is larger. A
     pipe is read for `pipe_s`; 0: it is refused. Raises NotRegular, TimeoutError for a pipe whose
     writer does not end, and OSError as open(2) and read(2) do."""
@@ -50,10 +50,10 @@ def read_small(path: Path | bytes, bytes_max: int, *, pipe_s: float = 0.0) -> Sm
         status = os.fstat(handle)
         if stat.S_ISREG(status.st_mode):
             with os.fdopen(handle, "rb", closefd=False) as file:
-                return SmallFile(file.read(min(status.st_size, bytes_max) + 1), status.st_mode)
+                return FileContent(file.read(min(status.st_size, bytes_max) + 1), status.st_mode)
         if not (pipe_s and stat.S_ISFIFO(status.st_mode)):
             raise _not_regular(path)
-        return SmallFile(_read_pipe(handle, bytes_max, pipe_s, path), status.st_mode)
+        return FileContent(_read_pipe(handle, bytes_max, pipe_s, path), status.st_mode)
     finally:
         os.close(handle)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.files import NotRegular, open_regular, read_small
+from p2pdist.files import NotRegular, open_regular, read_content
 
 SPARSE_BYTES = 10 << 30
 MEMORY_BYTES = 3 << 30
@@ -120,10 +120,10 @@ def test_whatever_a_named_file_is_reading_it_ends_with_a_message(tmp_path: Path,
 def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
     path = odd_file(tmp_path, kind)
     if kind == "sparse":
-        assert len(read_small(path, 1000).data) == 1001, "a byte more says that it is larger"
+        assert len(read_content(path, 1000).data) == 1001, "a byte more says that it is larger"
         open_regular(path).close()
         return
-    for read in (open_regular, lambda path: read_small(path, 1000)):
+    for read in (open_regular, lambda path: read_content(path, 1000)):
         with pytest.raises(NotRegular):
             read(path)
 
@@ -131,18 +131,18 @@ def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
 def test_a_pipe_is_read_to_its_end_where_a_secret_may_come_from_a_command(tmp_path: Path) -> None:
     fifo = odd_file(tmp_path, "fifo")
     with pytest.raises(TimeoutError):
-        read_small(fifo, 100, pipe_s=0.2)
+        read_content(fifo, 100, pipe_s=0.2)
     with subprocess.Popen(["sh", "-c", "echo one; sleep 0.2; echo two"], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         name = Path(f"/dev/fd/{writer.stdout.fileno()}")
-        assert read_small(name, 100, pipe_s=60.0).data == b"one\ntwo\n"
+        assert read_content(name, 100, pipe_s=60.0).data == b"one\ntwo\n"
     with subprocess.Popen(["sh", "-c", "echo endless; exec sleep 60"], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         name = Path(f"/dev/fd/{writer.stdout.fileno()}")
         with pytest.raises(TimeoutError):
-            read_small(name, 100, pipe_s=0.2)
+            read_content(name, 100, pipe_s=0.2)
         writer.kill()
     with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
-        assert len(read_small(Path(f"/dev/fd/{writer.stdout.fileno()}"), 100, pipe_s=60.0).data) == 101
+        assert len(read_content(Path(f"/dev/fd/{writer.stdout.fileno()}"), 100, pipe_s=60.0).data) == 101
         writer.kill()

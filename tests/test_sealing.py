@@ -14,10 +14,23 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pdist.encryption import (
+    EncryptedBlob,
+    check_recipient,
+    decrypted,
+    decrypted_from,
+    encrypted,
+    identities_in,
+    new_identity,
+    new_key,
+    recipient_of,
+    unwrap,
+    wrap,
+)
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, Refused, UsageError
 from p2pdist.model.manifest import Descriptor, Manifest
-from p2pdist.model.sealed import (
+from p2pdist.model.sealed_package import (
     CHUNK_BYTES,
     CONFIG_BYTES_MAX,
     KEYS_MAX,
@@ -33,19 +46,6 @@ from p2pdist.model.sealed import (
     encode_contents,
     encode_sealed_config,
     sealed_size,
-)
-from p2pdist.sealing import (
-    EncryptedBlob,
-    check_recipient,
-    decrypted,
-    decrypted_from,
-    encrypted,
-    identities_in,
-    new_identity,
-    new_key,
-    recipient_of,
-    unwrap,
-    wrap,
 )
 
 STORED = CHUNK_BYTES + TAG_BYTES

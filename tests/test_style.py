@@ -52,6 +52,20 @@ VAGUE_NAMES = frozenset(
     ["utils", "util", "helpers", "helper", "common", "manager", "managers", "base", "misc", "tools"]
 )
 
+# fmt: off
+PRIVATE_WORDS = frozenset([
+    "around", "attended", "blamed", "caching", "deal", "deals", "dealt", "departure", "depot", "descent", "dial",
+    "dialled", "doorbell", "draft", "drafts", "housekeeping", "hurry", "intake", "keeper", "keepers", "kept", "lack",
+    "lacks", "leaving", "ledger", "light", "pace", "seat", "seats", "settle", "settled", "showing", "shown", "shunned",
+    "small", "spare", "spares", "standing", "survey", "surroundings", "tell", "telling", "told", "way", "ways",
+])
+# fmt: on
+"""Words that named parts of this program once and mean nothing to a newcomer: textbooks, RFCs, BEPs
+and the OCI specification have others for them."""
+
+ON_THE_WIRE = PurePosixPath("p2pdist/model/messages.py")
+"""Messages keep their names as long as the protocol keeps its version."""
+
 # -- reading the tree
 
 
@@ -166,6 +180,23 @@ def telling_names(path: PurePosixPath, _text: str) -> list[str]:
     return [f"{path} is named {part}: name it after what it holds" for part in vague]
 
 
+def words_of_the_field(path: PurePosixPath, text: str) -> list[str]:
+    """Modules, classes and public functions of the product have names that a newcomer knows."""
+    names = [(1, path.stem)]
+    if path != ON_THE_WIRE:
+        names += [
+            (node.lineno, node.name)
+            for node in statements(ast.parse(text))
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_"
+        ]
+    return [
+        f"{path}:{line} {name} has a word of our own, {word}"
+        for line, name in names
+        for word in re.findall(r"[A-Z]?[a-z]+", name)
+        if word.lower() in PRIVATE_WORDS
+    ]
+
+
 def docstrings(path: PurePosixPath, text: str) -> list[str]:
     """Modules, public classes and public functions state their contract. A function of one
     statement and a class of fields alone are their own; a method that is not a core's handle()
@@ -277,6 +308,7 @@ def links(path: PurePosixPath, text: str) -> list[str]:
         (class_size, MODULES),
         (docstrings, MODULES),
         (telling_names, PROGRAMS),
+        (words_of_the_field, MODULES),
         (silence_on_failure, PROGRAMS),
         (remedies, MODULES),
         (links, DOCUMENTS),
@@ -321,6 +353,9 @@ def test_long_modules_are_told() -> None:
         (class_size, "tracker/x.py", "class A:\n" + "    def f(self): ...\n" * 26),
         (telling_names, "p2pdist/core/utils.py", ""),
         (telling_names, "tests/common/test_x.py", ""),
+        (words_of_the_field, "tracker/core/draft.py", ""),
+        (words_of_the_field, "tracker/core/x.py", "class HostKeeper: ..."),
+        (words_of_the_field, "p2pdist/x.py", "class Host:\n    def settle_name(self): ..."),
         (docstrings, "p2pdist/core/x.py", "a = 1"),
         (docstrings, "p2pdist/core/x.py", '"""Doc."""\ndef f(a):\n    a += 1\n    return a'),
         (docstrings, "p2pdist/core/x.py", '"""Doc."""\nclass A:\n    def f(self):\n        return 1'),

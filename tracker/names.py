@@ -55,7 +55,7 @@ class Names:
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()
 
-    async def settle(self, holder: Host, hello: Hello, remote: str) -> None:
+    async def resolve(self, holder: Host, hello: Hello, remote: str) -> None:
         """Return when the newcomer, which says hello from the address `remote`, may take the
         session of `holder` over. Raises Conflict when it may not, Unavailable while too many others
         are asked."""

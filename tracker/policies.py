@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from p2pdist.files import read_small
+from p2pdist.files import read_content
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.image import ImageName, ImageReference
@@ -37,7 +37,7 @@ def check_policies(path: Path) -> tuple[PolicyTable, list[Mistake]]:
     """The policies in a file, and every mistake in it. Never raises: a file that cannot be read is
     a mistake, too."""
     try:
-        data = read_small(path, BYTES_MAX).data
+        data = read_content(path, BYTES_MAX).data
     except OSError as error:
         return PolicyTable(), [Mistake("", "", f"it cannot be read: {error.strerror}", "Name a file that is there")]
     if len(data) > BYTES_MAX:

@@ -44,6 +44,8 @@ from tracker.core.fleet import Fleet
 from tracker.core.host import Host
 from tracker.core.preseeds.orders import GRACE_S, Preseeds
 from tracker.core.preseeds.preseed import (
+    AskCandidates,
+    Candidates,
     Event,
     Gone,
     HostReport,
@@ -52,8 +54,6 @@ from tracker.core.preseeds.preseed import (
     Reported,
     SaveFailed,
     Send,
-    Survey,
-    Surveyed,
     Synced,
     Tally,
     Tick,
@@ -128,8 +128,9 @@ class PreseedService:
         self.check_callback: Callable[[str], None] = _no_callbacks
         """Raises Refused or UsageError for a URL to which a callback may not lead."""
 
-        self.survey: Callable[[Parts], Awaitable[Affinity]] = self._own_view
-        """Says what all trackers know of the hosts that need some blobs, where `core.surveys`."""
+        self.candidates: Callable[[Parts], Awaitable[Affinity]] = self._own_view
+        """Says what all trackers know of the hosts that need some blobs, where
+        `core.asks_others`."""
         self._parts: OrderedDict[Digest, dict[Digest, int]] = OrderedDict()
 
     def now(self) -> float:
@@ -170,7 +171,7 @@ class PreseedService:
             if isinstance(command, Send):
                 self._sessions.send(command.host, command.message)
                 continue
-            work = _surveyed(self, command) if isinstance(command, Survey) else self._save(command.record)
+            work = _candidates(self, command) if isinstance(command, AskCandidates) else self._save(command.record)
             task = asyncio.create_task(work)
             self._saving.add(task)
             task.add_done_callback(self._saving.discard)
@@ -325,9 +326,9 @@ class PreseedService:
         return [_summary(preseed.record, preseed.tally) for preseed in preseeds]
 
     async def rank(
-        self, request: RankRequest, survey: Callable[[Parts], Awaitable[Affinity]] | None = None
+        self, request: RankRequest, candidates: Callable[[Parts], Awaitable[Affinity]] | None = None
     ) -> list[Ranked] | Assignment:
-        """Hosts, best first; for roles, which hosts each of them gets. `survey` says what all
+        """Hosts, best first; for roles, which hosts each of them gets. `candidates` says what all
         trackers know of hosts that need some blobs; None: this one alone is asked. Raises
         UsageError, NotFound for an unknown package, Conflict for roles that need more hosts than
         there are, Unavailable."""
@@ -341,7 +342,7 @@ class PreseedService:
             if len({role.name for role in request.roles}) < len(request.roles):
                 raise UsageError("two roles have the same name")
             needs = [RoleNeed(role.name, await self._needed(role.packages), role.count) for role in request.roles]
-            affinity = await (survey or self._own_view)(
+            affinity = await (candidates or self._own_view)(
                 {blob: size for need in needs for blob, size in need.parts.items()}
             )
             hosts = affinity.hosts
@@ -352,7 +353,7 @@ class PreseedService:
                 sum(host.bytes_missing for hosts in assigned.values() for host in hosts),
             )
         parts = await self._needed(request.packages or ())
-        affinity = await (survey or self._own_view)(parts)
+        affinity = await (candidates or self._own_view)(parts)
         ranked = affinity.rank(parts, _names(request, affinity.hosts))
         if request.hosts is None:
             ranked = [host for host in ranked if host.present]
@@ -423,9 +424,9 @@ def _no_callbacks(url: str) -> None:
     raise Refused("this tracker sends no callbacks", remedy="Start it with --callbacks FILE, which says where to")
 
 
-async def _surveyed(service: PreseedService, command: Survey) -> None:
+async def _candidates(service: PreseedService, command: AskCandidates) -> None:
     """Ask the other trackers what the core wants to know of their hosts."""
-    service.submit(Surveyed(command.id, await service.survey(dict(command.blobs))))
+    service.submit(Candidates(command.id, await service.candidates(dict(command.blobs))))
 
 
 def _names(request: RankRequest, hosts: Mapping[str, Host]) -> Sequence[str]:

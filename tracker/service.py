@@ -47,13 +47,12 @@ from p2pdist.model.url import redacted
 from tracker.content import Content
 from tracker.core.bittorrent.announce import Announces
 from tracker.core.events import (
-    Blamed,
     Broadcast,
     Described,
     Drop,
     Due,
     Event,
-    ListKept,
+    ListFound,
     ListMatched,
     ListWanted,
     LookAtOrigin,
@@ -62,15 +61,16 @@ from tracker.core.events import (
     SessionClosed,
     SessionOpened,
     Tick,
+    WrongHashes,
 )
 from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate
 from tracker.founding import Founding
-from tracker.history.keeper import HistoryKeeper
+from tracker.history.recorder import HistoryRecorder
 from tracker.hosts.desk import HostDesk
-from tracker.kept_lists import KeptLists
 from tracker.names import Names, conflict
 from tracker.networks import Network, check_address
+from tracker.piece_lists import PieceLists
 from tracker.reach import Reach
 from tracker.traces import Traces
 from tracker.upstreams.hubs import Hubs
@@ -233,10 +233,10 @@ class Service:
         """Hears that an agent knows an ownership of this epoch, and from which address."""
         self.blamed_hosts = 0
         """How often a host was blamed for wrong hashes of a vouched list; a metric."""
-        self._lists = KeptLists(content.documents)
+        self._lists = PieceLists(content.documents)
         self.desk = HostDesk(self.send)
         """What operators have hosts do."""
-        self.history = HistoryKeeper(fleet.history)
+        self.history = HistoryRecorder(fleet.history)
         """What has happened; the owner may give another one, which outlives the process."""
         self.traces = Traces()
         """Of the starts of packages; the owner may give others, which outlive the process."""
@@ -256,7 +256,7 @@ class Service:
         """How late the last tick came: the event loop's delay in seconds."""
         return self._lag_s
 
-    async def settle_name(self, hello: Hello, remote: str) -> int | None:
+    async def resolve_name(self, hello: Hello, remote: str) -> int | None:
         """Find out whether an agent that says hello from the address `remote` may have the name
         that it says: the number of the session that it takes over, None when there is none. Raises
         Conflict when another agent has the name, Unavailable (tracker/names.py), Refused for an
@@ -266,7 +266,7 @@ class Service:
         if known is None or known.session not in self._outboxes:
             return None
         session = known.session
-        await self._disputes.settle(known, hello, remote)
+        await self._disputes.resolve(known, hello, remote)
         return session
 
     def open_session(
@@ -388,7 +388,7 @@ class Service:
                     pass  # the session has ended meanwhile
                 case LookAtOrigin():
                     self._begin(self._look(command))
-                case Broadcast() | ListMatched() | ListWanted() | Blamed():
+                case Broadcast() | ListMatched() | ListWanted() | WrongHashes():
                     self._about_lists(command)
         if isinstance(event, Received):
             if isinstance(event.message, Leaving):
@@ -410,7 +410,7 @@ class Service:
             return self.access.with_ticket(session, self._names[session], message)
         return message
 
-    def _about_lists(self, command: Broadcast | ListMatched | ListWanted | Blamed) -> None:
+    def _about_lists(self, command: Broadcast | ListMatched | ListWanted | WrongHashes) -> None:
         """Carry out what the core commands about vouched piece lists."""
         match command:
             case Broadcast(sessions, message):
@@ -422,7 +422,7 @@ class Service:
                 self._begin(self._lists.keep(blob, pieces, voters))
             case ListWanted(blob):
                 self._begin(self._find_list(blob))
-            case Blamed(host, blob, count):
+            case WrongHashes(host, blob, count):
                 self.blamed_hosts += 1
                 logger.warning(_BLAMED, host, count, blob)
 
@@ -431,7 +431,7 @@ class Service:
 
     async def _find_list(self, blob: Digest) -> None:
         if (found := await self._lists.find(blob)) is not None:
-            self.submit(ListKept(blob, *found))
+            self.submit(ListFound(blob, *found))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that reads or writes documents, beside the sessions."""

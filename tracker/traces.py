@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from p2pdist.model.errors import Corrupt, Unavailable, UsageError
 from p2pdist.model.trace import Trace, decode_trace, encode_trace, merge
-from tracker.core.traces.ledger import Key, Recording, Summary, TraceLedger
+from tracker.core.traces.index import Key, Recording, Summary, TraceIndex
 from tracker.reads import JoinedReads
 from tracker.state.traces import Row, TraceRecords
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class TraceCounts:
     """What a tracker keeps: packages' entry points that have recordings, recordings, and the bytes
     of these."""
 
@@ -47,7 +47,7 @@ class Traces:
     """The traces of one tracker. `records` outlive the process; None: nothing does."""
 
     def __init__(self, records: TraceRecords | None = None) -> None:
-        self._records, self._ledger = records, TraceLedger()
+        self._records, self._index = records, TraceIndex()
         self._reads = JoinedReads("the tracker")
         self._refreshed_at: float | None = None
         """When the database was read last, of the monotonic clock; None: never."""
@@ -72,7 +72,7 @@ class Traces:
             raise UsageError("the trace is empty")
         await self._refresh()
         recording = Recording(host, time.time(), data)
-        forgotten = self._ledger.state(key, recording) + self._forget(recording.stated_at)
+        forgotten = self._index.state(key, recording) + self._forget(recording.stated_at)
         if self._records is not None:
             row = (key.name, key.entry, host, recording.stated_at, data)
             await self._write(self._records, row, [(gone.name, gone.entry, name) for gone, name in forgotten])
@@ -81,26 +81,26 @@ class Traces:
     async def find(self, key: Key) -> bytes:
         """The encoded trace of a key, empty when there is none."""
         await self._refresh()
-        trace = self._ledger.trace(key)
+        trace = self._index.trace(key)
         if trace is None:
-            recordings = self._ledger.recordings(key, now=time.time())
+            recordings = self._index.recordings(key, now=time.time())
             trace = await self._reads.read(f"{key}", lambda: self._merge(key, recordings)) if recordings else b""
         self.answered["found" if trace else "none"] += 1
         return trace
 
     def invite(self, key: Key) -> bool:
         """Whether a host that starts the package now is to record it."""
-        return self._ledger.invite(key, now=time.time())
+        return self._index.invite(key, now=time.time())
 
     async def summaries(self) -> list[Summary]:
         """What is kept."""
         await self._refresh()
-        return self._ledger.summaries()
+        return self._index.summaries()
 
     @property
-    def kept(self) -> Kept:
+    def counts(self) -> TraceCounts:
         """How much is kept now."""
-        return Kept(*self._ledger.counts, self._ledger.bytes)
+        return TraceCounts(*self._index.counts, self._index.bytes)
 
     def close(self) -> None:
         """Disconnect from the database."""
@@ -110,14 +110,14 @@ class Traces:
     async def _merge(self, key: Key, recordings: tuple[bytes, ...]) -> bytes:
         trace = await asyncio.to_thread(_merged, recordings)
         self.merged += 1
-        self._ledger.note_trace(key, recordings, trace, now=time.time())
+        self._index.note_trace(key, recordings, trace, now=time.time())
         return trace
 
     def _forget(self, now: float) -> list[tuple[Key, str]]:
         if now - self._forgot_at < FORGET_S:
             return []
         self._forgot_at = now
-        return self._ledger.forget(now=now)
+        return self._index.forget(now=now)
 
     async def _refresh(self) -> None:
         """Hear what the database has that this tracker has not heard."""
@@ -132,7 +132,7 @@ class Traces:
         try:
             rows = await asyncio.to_thread(records.read, self._newest - OVERLAP_S)
             self._newest = max([self._newest, *(row[3] for row in rows)])
-            forgotten = self._ledger.restore((Key(row[0], row[1]), Recording(*row[2:])) for row in rows)
+            forgotten = self._index.restore((Key(row[0], row[1]), Recording(*row[2:])) for row in rows)
             await asyncio.to_thread(records.remove, [(key.name, key.entry, host) for key, host in forgotten])
         except Unavailable as error:
             logger.warning("traces that were kept are not known: %s", error)

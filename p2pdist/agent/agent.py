@@ -39,7 +39,7 @@ from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.readers import Readers
 from p2pdist.agent.pull.registry import PullResources, Registry
 from p2pdist.agent.pull.vouched_blobs import VouchedBlobs
-from p2pdist.agent.sealed import Sealed
+from p2pdist.agent.sealed_packages import Sealed
 from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.desk import NOISE_BYTES, Desk
 from p2pdist.agent.tracker.failures import PullFailures
@@ -401,7 +401,7 @@ class Agent:
         if present and self.drain.draining:
             self.session.send(Leaving())
         elif present:
-            self.failures.tell()
+            self.failures.report()
             self.desk.connected()
             self.preseeds.connected()
 

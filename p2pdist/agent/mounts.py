@@ -152,7 +152,7 @@ class PackageMounts:
             show = partial(
                 mount_lazy,
                 await self._lazy.package_of(view),
-                way=await self._lazy.way(package.manifest),
+                method=await self._lazy.fill_method(package.manifest),
                 served=lambda directory: loop.call_soon_threadsafe(view.serve, directory),
             )
             shown = await self._mounts.mount(

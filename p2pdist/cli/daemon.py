@@ -414,7 +414,7 @@ BEATS = 3
 """Signs of life within the time after which systemd takes the service for hung."""
 
 
-def tell_manager(state: str) -> None:
+def notify_manager(state: str) -> None:
     """Tell the service manager that started this process how it is (sd_notify(3)); nothing happens
     where none wants to know."""
     path = os.environ.get("NOTIFY_SOCKET", "")
@@ -429,14 +429,14 @@ def tell_manager(state: str) -> None:
         logger.warning("the service manager at %s does not hear that this is %s: %s", path, state, error)
 
 
-async def tell_watchdog() -> None:
+async def notify_watchdog() -> None:
     """Give signs of life until cancelled, as often as the service manager wants
     (sd_watchdog_enabled(3)): the event loop runs."""
     interval, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     if not interval.isdecimal() or not int(interval) or (pid and pid != str(os.getpid())):
         return
     while True:
-        tell_manager("WATCHDOG=1")
+        notify_manager("WATCHDOG=1")
         await asyncio.sleep(int(interval) / 1e6 / BEATS)
 
 

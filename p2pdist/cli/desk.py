@@ -83,7 +83,7 @@ async def _laid_out(reference: str, directory: Path, stack: ExitStack) -> tuple[
     async with opened_layout(directory) as layout:
         _, manifest, _ = await read_plain_manifest(parse_reference(reference), [layout])
         config = decode_config(await layout.read(manifest.config.digest, limit=MANIFEST_BYTES_MAX))
-        files = stack.enter_context(layout.draft_directory())
+        files = stack.enter_context(layout.temporary_directory())
         return config, await layers_in(manifest, layout, files)
 
 
@@ -92,7 +92,7 @@ def _stage(directory: Path) -> AbstractContextManager[Path]:
     there."""
     from p2pdist.origin.layout import LocalLayout
 
-    return LocalLayout(directory).draft_directory()
+    return LocalLayout(directory).temporary_directory()
 
 
 def _shown(reference: str, config: Config, layers: list[Image | TreeLayer], stage: Path, run: Run) -> int:

@@ -473,11 +473,11 @@ def read_again(ctx: click.Context, name: str) -> Any:
 def _read_config(file: Path) -> dict[str, Any]:
     import tomllib
 
-    from p2pdist.files import read_small
+    from p2pdist.files import read_content
     from p2pdist.model.errors import NotFound, TooLarge, UsageError
 
     try:
-        data = read_small(file, CONFIG_BYTES_MAX).data
+        data = read_content(file, CONFIG_BYTES_MAX).data
     except FileNotFoundError as error:
         raise NotFound(f"there is no configuration file {file}", remedy="Check --config and P2PDIST_CONFIG") from error
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from p2pdist.files import PIPE_S, read_small
+from p2pdist.files import PIPE_S, read_content
 from p2pdist.model.errors import UsageError
 from p2pdist.model.units import parse_rate
 
@@ -131,7 +131,7 @@ def _read_origin(context: click.Context, _: click.Parameter, file: Path | None) 
     if context.params.get("origin"):
         raise UsageError("both --origin and --origin-file are given", remedy="Give one of them")
     try:
-        text = read_small(file, ORIGIN_URL_BYTES_MAX, pipe_s=PIPE_S).data
+        text = read_content(file, ORIGIN_URL_BYTES_MAX, pipe_s=PIPE_S).data
         url = text.decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it holds no text"

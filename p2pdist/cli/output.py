@@ -62,10 +62,10 @@ def quiet_options(command: Command) -> Command:
     """--quiet and --no-progress. They act through `Progress`, `note` and `is_quiet`."""
 
     def keep(key: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-        def kept(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        def store(ctx: click.Context, _: click.Parameter, value: bool) -> None:
             ctx.meta[key] = value
 
-        return kept
+        return store
 
     command = click.option(
         "--no-progress", is_flag=True, expose_value=False, callback=keep(NO_PROGRESS), help="Show no progress."

@@ -57,13 +57,13 @@ def erofs(directory: Path) -> None:
 def lazy(directory: Path) -> None:
     """A lazy view, in the first way to fill it that works: a file that a thread reads before its
     content is there. Raises OSError."""
+    from p2pdist.mount.lazy.fill_method import METHODS as FILLED
     from p2pdist.mount.lazy.trial import choose
-    from p2pdist.mount.lazy.ways import WAYS as FILLED
 
     records = directory / "records"
     records.mkdir()
     choice = choose(records, [way.name for way in FILLED])
-    if choice.way is None:
+    if choice.method is None:
         raise OSError(errno.EOPNOTSUPP, "; ".join(choice.reasons))
 
 

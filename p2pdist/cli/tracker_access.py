@@ -13,7 +13,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.client.access import Access
-from p2pdist.files import PIPE_S, read_small
+from p2pdist.files import PIPE_S, read_content
 from p2pdist.model.errors import P2PDistError, Unauthenticated, UsageError
 
 VARIABLE = "P2PDIST_TOKEN"
@@ -73,7 +73,7 @@ class TrackerAccess(Access):
 
 def _read(file: Path) -> str:
     try:
-        data, mode = read_small(file, TOKEN_BYTES_MAX, pipe_s=PIPE_S)
+        data, mode = read_content(file, TOKEN_BYTES_MAX, pipe_s=PIPE_S)
     except OSError as error:
         raise UsageError(
             f"the token file {file} cannot be read: {error.strerror}",

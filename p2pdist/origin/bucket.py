@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
 from obstore.store import HTTPStore, from_url
 
-from p2pdist.files import read_small
+from p2pdist.files import read_content
 from p2pdist.model.errors import P2PDistError, Refused, TooLarge, Unavailable, Unsuitable, UsageError
 from p2pdist.model.url import redacted
 from p2pdist.origin.answer import Cloud, failure, missing_storage, read_answer
@@ -267,7 +267,7 @@ def _open_store(url: str, *, web: bool) -> ObjectStore:
     parts = urlsplit(url)
     bundle = os.environ.get("AWS_CA_BUNDLE")
     if parts.scheme.lower() == "s3" and bundle and Path(bundle).is_file():
-        client["root_certificate"] = authorities = read_small(Path(bundle), CA_BUNDLE_BYTES_MAX).data
+        client["root_certificate"] = authorities = read_content(Path(bundle), CA_BUNDLE_BYTES_MAX).data
         if len(authorities) > CA_BUNDLE_BYTES_MAX:
             raise UsageError(f"{bundle}, which AWS_CA_BUNDLE names, is larger than a file of authorities")
     options: Any = client

@@ -1,10 +1,9 @@
 """Objects in a local directory.
 
-New values are written below `.incoming` (drafts.py) and renamed into place after fsync, so a reader
-sees all of one or nothing, also after a power cut. Updates hold an exclusive flock on `.lock`. A
-process that packs into the directory holds a shared flock on `.packing`, one that removes from it
-an exclusive one.
-"""
+New values are written below `.incoming` (temporary_files.py) and renamed into place after fsync, so
+a reader sees all of one or nothing, also after a power cut. Updates hold an exclusive flock on
+`.lock`. A process that packs into the directory holds a shared flock on `.packing`, one that
+removes from it an exclusive one."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from urllib.parse import quote_from_bytes
 
 from p2pdist.files import open_regular
 from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, Refused, TooLarge, Unavailable, foreseen
-from p2pdist.origin.drafts import abandoned, new_directory, new_file
 from p2pdist.origin.objects import Stored
+from p2pdist.origin.temporary_files import abandoned, new_directory, new_file
 
 LOCK_WAIT_S = 30.0
 
@@ -128,7 +127,7 @@ class Directory:
             return where
 
     @contextlib.contextmanager
-    def draft_directory(self) -> Iterator[Path]:
+    def temporary_directory(self) -> Iterator[Path]:
         """A new directory for unfinished files, gone with what is left in it when the block
         ends."""
         with contextlib.ExitStack() as stack:

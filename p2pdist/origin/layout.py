@@ -21,9 +21,9 @@ from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, TooL
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor, Reference
 from p2pdist.origin.contract import Tagged
 from p2pdist.origin.directory import Directory
-from p2pdist.origin.drafts import remove_tree, stage_directory
 from p2pdist.origin.index import CREATED, INDEX_BYTES_MAX, Index
 from p2pdist.origin.objects import Objects
+from p2pdist.origin.temporary_files import remove_tree, stage_directory
 
 CALLS_MAX = 16
 """Calls to storage at a time; more wait."""
@@ -236,22 +236,22 @@ class LocalLayout(LayoutOrigin):
         self._make()
         return self._directory.incoming()
 
-    def draft_directory(self) -> contextlib.AbstractContextManager[Path]:
+    def temporary_directory(self) -> contextlib.AbstractContextManager[Path]:
         """A new directory on the same file system for unfinished files; gone with what is left in
         it when the block ends. It is locked meanwhile, so no other process takes the files for
         what a killed process left."""
-        return self._directory.draft_directory()
+        return self._directory.temporary_directory()
 
     @contextlib.contextmanager
     def stage_directory(self, purpose: str) -> Iterator[Path]:
-        """A directory like that of draft_directory, with the same name each time for one purpose:
-        what is packed from there is known by its path. While another process has it, the name is
-        another one."""
+        """A directory like that of temporary_directory, with the same name each time for one
+        purpose: what is packed from there is known by its path. While another process has it, the
+        name is another one."""
         with contextlib.ExitStack() as stack:
             try:
                 made = stack.enter_context(stage_directory(self.scratch(), purpose))
             except Conflict:
-                made = stack.enter_context(self.draft_directory()) / "work"
+                made = stack.enter_context(self.temporary_directory()) / "work"
                 made.mkdir(mode=0o700)
                 stack.callback(remove_tree, made)
             yield made

@@ -414,8 +414,8 @@ async def _add_image(
     counts = await asyncio.to_thread(preflight, scan, times_kept=options.mtime is None, whiteouts=whiteouts)
     report = _reporter(on_progress, counts.bytes_total)
     stopped = threading.Event()
-    with layout.draft_directory() as drafts:
-        image = drafts / "image"
+    with layout.temporary_directory() as scratch:
+        image = scratch / "image"
         try:
             try:
                 await build_image(

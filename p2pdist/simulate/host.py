@@ -252,7 +252,7 @@ class StreamClient:
     def close(self, stream: Stream, *, after_piece: bool) -> None:
         """Close a stream, with `after_piece` once the piece that is coming is complete."""
         if after_piece and stream.parent is not None:
-            stream.finishing = self._network.under_way(stream)
+            stream.finishing = self._network.in_flight(stream)
             if stream.pull.listing is not None and stream.pull.listing.waits(stream):
                 stream.finishing = -1  # it would keep the stream for as long as the list takes
         if stream.finishing < 0:

@@ -587,7 +587,7 @@ class Network:
         if not stream.child_open:
             self.forget(stream)
 
-    def under_way(self, stream: Stream) -> int:
+    def in_flight(self, stream: Stream) -> int:
         """The piece whose bytes the child is receiving, or -1."""
         if stream.transit:
             return stream.transit[0]

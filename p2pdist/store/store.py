@@ -53,7 +53,7 @@ from p2pdist.store.index import Index
 from p2pdist.store.integrity import Integrity
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.files import Objects
-from p2pdist.store.opened import OpenedRecords
+from p2pdist.store.opened_records import OpenedRecords
 from p2pdist.store.pins import ImageRecords, PackageRecords, Pins, TagRecords
 from p2pdist.store.sync import BackgroundSync
 from p2pdist.store.trees.inventory import TreeContext, Trees

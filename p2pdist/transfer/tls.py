@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2pdist.files import read_small
+from p2pdist.files import read_content
 from p2pdist.model.errors import UsageError
 
 PEM_BYTES_MAX = 4 << 20
@@ -128,7 +128,7 @@ class Tls:
         server.num_tickets = 0  # streams are long; a session that is resumed would outlive its certificate
         try:
             for path in filter(None, (files.certificate, files.key, files.authority, files.further)):
-                if len(pem := read_small(path, PEM_BYTES_MAX).data) > PEM_BYTES_MAX:
+                if len(pem := read_content(path, PEM_BYTES_MAX).data) > PEM_BYTES_MAX:
                     raise ValueError(f"{path} has more than {PEM_BYTES_MAX} bytes")
                 if path in (files.authority, files.further):
                     former[pem.decode("ascii", "ignore")] = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from p2pdist.agent.lazy.chunks import Whereabouts
-from p2pdist.core.demand.turns import Reading
+from p2pdist.core.demand.reading_queue import Reading
 from p2pdist.model.catalog import Stored
 from p2pdist.model.digest import digest_of
 from p2pdist.model.manifest import PACK_TYPE, Descriptor

@@ -24,7 +24,7 @@ from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import pack
 from p2pdist.package.repository.push import Pushed
-from p2pdist.package.repository.sealed import push_encrypted
+from p2pdist.package.repository.sealed_push import push_encrypted
 from tracker.access.control import AccessControl
 from tracker.content import Content
 from tracker.core.fleet import Fleet

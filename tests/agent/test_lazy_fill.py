@@ -34,7 +34,7 @@ from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.model.selection import Selection
 from p2pdist.model.tree import File, content_hash
-from p2pdist.mount.lazy import ways
+from p2pdist.mount.lazy import fill_method
 from p2pdist.mount.lazy.fuse import IMAGE
 from p2pdist.mount.lazy.view import ARRANGED, is_filled
 from p2pdist.mount.supervisor.protocol import ANSWER, DEVICE, GREETING, NOTICE, ORDER, READ, SOCKET, WHOLE
@@ -228,7 +228,12 @@ async def test_a_view_of_an_earlier_version_is_filled_as_it_lies(
     package = Package(parse_reference("team/app:v1"), digest_of(b""), Manifest(Absent, (), ()), Config())
     pulls: Any = _Pulls(package)
     lazy = LazyViews(BlobStore(tmp_path / "store"), Absent, pulls, Absent, Traces(Absent), tmp_path, LazySettings())
-    for name, file, text in (("1", "", ""), ("2", ARRANGED, "2"), ("9", ARRANGED, "9"), ("way", ways.WAY, "other")):
+    for name, file, text in (
+        ("1", "", ""),
+        ("2", ARRANGED, "2"),
+        ("9", ARRANGED, "9"),
+        ("way", fill_method.METHOD_FILE, "other"),
+    ):
         (tmp_path / name).mkdir()
         if file:
             (tmp_path / name / file).write_text(text)
@@ -247,7 +252,7 @@ async def test_a_host_without_a_way_tries_again(tmp_path: Path, monkeypatch: pyt
     reasons = set[str]()
     for _ in range(2):
         with pytest.raises(Conflict) as refused:
-            await lazy.way(manifest)
+            await lazy.fill_method(manifest)
         reasons.add(str(refused.value))
         assert len(lazy._choices) == 1
         while lazy._choices:
@@ -258,9 +263,9 @@ async def test_a_host_without_a_way_tries_again(tmp_path: Path, monkeypatch: pyt
 
 def test_a_supervisor_that_does_not_begin_in_time_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a host with too much to do: the package is shown without it."""
-    monkeypatch.setattr(ways, "READY_S", 0.0001)
+    monkeypatch.setattr(fill_method, "READY_S", 0.0001)
     with pytest.raises(Unavailable, match="has not begun"):
-        ways.supervise(tmp_path, 5.0)
+        fill_method.supervise(tmp_path, 5.0)
 
 
 async def test_views_that_are_opened_count_from_the_beginning(tmp_path: Path) -> None:

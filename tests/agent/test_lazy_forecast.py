@@ -104,7 +104,7 @@ def test_chunks_that_older_objects_may_have_are_not_counted_as_needed(tmp_path: 
     manifest = Manifest(Absent, (), (), (Descriptor(PACK_TYPE, pack.digest, pack.size),))
     layout = DeviceLayout({content: sum(length for _, length in cut)}, {content: encoded})
     assert forecast(store, manifest, [pack], layout).sources
-    draft, older = store.objects.draft(), b"".join(parts)
+    draft, older = store.objects.begin(), b"".join(parts)
     os.write(draft.fd, older)
     store.objects.name(draft, content_hash(older), len(older), encoded)
     assert not forecast(store, manifest, [pack], layout).sources

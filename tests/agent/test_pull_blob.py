@@ -81,7 +81,7 @@ class Around:
     def pacer_of(self, blob: Digest) -> None:
         return None
 
-    def shown(self, blob: Digest) -> tuple[str, None]:
+    def proof(self, blob: Digest) -> tuple[str, None]:
         return "", None
 
     def ask_ticket(self, blob: Digest, holding: object, *, refused: bool = False) -> None:

@@ -64,8 +64,8 @@ async def test_failures_wait_for_a_tracker_and_are_told_once() -> None:
         ended(Ended("team/a:v2"))
         async with running(host):
             assert await host.session.wait_connected(30)
-            failures.tell()
-            failures.tell()
+            failures.report()
+            failures.report()
             ended(Ended("team/b:v1", P2PDistError("\x1b[2J" + "x" * 1_000_000)))
             await until(lambda: len(told.messages) == 2)
     first, second = told.messages
@@ -97,7 +97,7 @@ async def test_few_failures_wait(monkeypatch: pytest.MonkeyPatch) -> None:
             observers[0](Ended(f"team/a:v{number}", DiskFull("/store", needed=2, free=1, capacity=1)))
         async with running(host):
             assert await host.session.wait_connected(30)
-            failures.tell()
+            failures.report()
             await until(lambda: len(told.messages) == 3)
             await asyncio.sleep(0)
     assert [message.reference for message in told.messages if isinstance(message, PullFailed)] == [

@@ -18,13 +18,13 @@ from joined_rig import Running, free_port, until
 from sealed_rig import SealedSite, sealed_site
 from test_client import serving
 
-import tracker.access.sealed
-from p2pdist.agent import sealed as sealed_agent
+import tracker.access.sealed_keys
+from p2pdist.agent import sealed_packages as sealed_agent
 from p2pdist.agent.api import server
 from p2pdist.agent.api.server import make_apps
 from p2pdist.agent.bittorrent.service import SwarmService, SwarmSettings
 from p2pdist.agent.buckets.package import BucketContext, PackageBucket
-from p2pdist.agent.sealed import Opening, ask_keys
+from p2pdist.agent.sealed_packages import Opening, ask_keys
 from p2pdist.agent.tracker.session import Handlers, TrackerSession
 from p2pdist.credentials.authority import agent_dns
 from p2pdist.gateway.s3.failures import S3Failure
@@ -45,9 +45,9 @@ from p2pdist.model.messages import PROTOCOL_VERSION, Hello
 from p2pdist.model.pieces import PieceList
 from p2pdist.package.modelpack import pack_model
 from p2pdist.package.pack import pack
-from p2pdist.package.repository import sealed as sealed_push
+from p2pdist.package.repository import sealed_push
 from p2pdist.package.repository.push import Pushed, push
-from p2pdist.package.repository.sealed import push_encrypted
+from p2pdist.package.repository.sealed_push import push_encrypted
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import redundant_parts
 
@@ -297,7 +297,7 @@ async def test_a_tracker_decodes_manifests_beside_its_loop(site: SealedSite, mon
         threads.append(threading.current_thread())
         return decode_manifest(data)
 
-    monkeypatch.setattr(tracker.access.sealed, "decode_manifest", decode)
+    monkeypatch.setattr(tracker.access.sealed_keys, "decode_manifest", decode)
     await site.push("team-a/p:v1", site.source())
     await plain_copy(site, site.source("plain"), "public/p:v1")
     h = await site.agent("h0")

@@ -15,11 +15,12 @@ import pyrage
 import pytest
 from sealed_rig import SealedSite, sealed_site
 
-from p2pdist.agent.sealed import ask_keys
+from p2pdist.agent.sealed_packages import ask_keys
+from p2pdist.encryption import new_identity, wrap
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, Refused, Unavailable
 from p2pdist.model.manifest import Descriptor, Manifest, Reference, decode_manifest, encode_manifest
-from p2pdist.model.sealed import (
+from p2pdist.model.sealed_package import (
     KEYS_MAX,
     SEALED_CONFIG_TYPE,
     SealedConfig,
@@ -27,10 +28,9 @@ from p2pdist.model.sealed import (
     decode_sealed_config,
     encode_sealed_config,
 )
-from p2pdist.sealing import new_identity, wrap
-from tracker.access import sealed as module
+from tracker.access import sealed_keys as module
 from tracker.access.file import SealedDocument
-from tracker.access.sealed import SealedKeys
+from tracker.access.sealed_keys import SealedKeys
 from tracker.core.policy.table import read_table
 
 

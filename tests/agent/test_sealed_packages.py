@@ -23,9 +23,11 @@ from joined_rig import Running, until
 from sealed_rig import MARK, SealedSite, holds_mark, sealed_site
 
 from p2pdist.agent.pull.packages import Package
-from p2pdist.agent.sealed import Opening, Sealed, ask_keys
+from p2pdist.agent.sealed_packages import Opening, Sealed, ask_keys
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.credentials.authority import agent_dns
+from p2pdist.encryption import encrypted as encrypt
+from p2pdist.encryption import new_key, recipient_of, unwrap
 from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable
@@ -47,9 +49,7 @@ from p2pdist.model.preseed import PreseedRequest
 from p2pdist.package.modelpack import pack_model
 from p2pdist.package.pack import Settings, pack
 from p2pdist.package.repository.push import push
-from p2pdist.package.repository.sealed import push_encrypted, rewrap
-from p2pdist.sealing import encrypted as encrypt
-from p2pdist.sealing import new_key, recipient_of, unwrap
+from p2pdist.package.repository.sealed_push import push_encrypted, rewrap
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore, redundant_parts
 from tracker.content import TAG_FRESH_S

@@ -90,7 +90,7 @@ class Context:
     def pacer_of(self, blob: Digest) -> None:
         return None
 
-    def shown(self, blob: Digest) -> tuple[str, None]:
+    def proof(self, blob: Digest) -> tuple[str, None]:
         return "", None
 
     def ask_ticket(self, blob: Digest, holding: object, *, refused: bool = False) -> None:

@@ -30,7 +30,7 @@ async def test_what_is_asked_for_later_changes_nothing_for_a_pull_that_runs() ->
     assert await sources.read_range(BLOB, 0, 1) == b"honest"
     sources.add(Repository("evil"))
     assert await sources.read_range(BLOB, 1, 1) == b"honest"
-    assert sources.blamed == {"honest"} and sources.repositories == {"honest", "evil"}
+    assert sources.suspects == {"honest"} and sources.repositories == {"honest", "evil"}
 
 
 async def test_one_that_refuses_comes_last_and_the_last_one_asked_for_is_always_tried() -> None:
@@ -40,7 +40,7 @@ async def test_one_that_refuses_comes_last_and_the_last_one_asked_for_is_always_
     sources.add(Repository("has"))
     assert len(sources.repositories) == SOURCES_MAX
     assert await sources.read_range(BLOB, 0, 1) == b"has"
-    assert sources.blamed == {"has"}
+    assert sources.suspects == {"has"}
     with pytest.raises(NotFound):
         lone = Sources()
         lone.add(Repository("lacks", NotFound("no such blob")))
@@ -52,7 +52,7 @@ async def test_of_several_that_gave_bytes_those_that_did_not_give_all_are_blamed
     sources.add(Repository("evil", None, NotFound("no more")))
     sources.add(Repository("honest"))
     assert [await sources.read_range(BLOB, start, 1) for start in range(2)] == [b"evil", b"honest"]
-    assert sources.blamed == {"evil"}
+    assert sources.suspects == {"evil"}
 
 
 async def test_one_that_gives_no_range_is_blamed() -> None:
@@ -60,7 +60,7 @@ async def test_one_that_gives_no_range_is_blamed() -> None:
     sources.add(Repository("short", Corrupt("too few bytes")))
     with pytest.raises(Corrupt):
         await sources.read_range(BLOB, 0, 1)
-    assert sources.blamed == {"short"}
+    assert sources.suspects == {"short"}
 
 
 async def test_a_wrong_blob_counts_for_its_repository_and_size_and_a_while() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from p2pdist.cli.main import main
+from p2pdist.encryption import new_identity
 from p2pdist.model.errors import UsageError
-from p2pdist.sealing import new_identity
 
 MARK = b"what nobody without the key may see"
 VARIABLE = "P2PDIST_ENCRYPT_TO"

@@ -4,7 +4,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pdist.core.demand.turns import GAP_S, STILL_S, WAIT_S, Reading, Turns
+from p2pdist.core.demand.reading_queue import GAP_S, STILL_S, WAIT_S, Reading, ReadingQueue
 
 
 def long() -> Reading:
@@ -12,7 +12,7 @@ def long() -> Reading:
 
 
 def test_the_lowest_has_a_turn_and_the_next_one_when_it_is_over() -> None:
-    turns, first, second = Turns(), long(), long()
+    turns, first, second = ReadingQueue(), long(), long()
     turns.reads(second, 50, now=0.0)
     assert turns.has(second, now=0.0)
     turns.reads(first, 0, now=0.1)
@@ -22,7 +22,7 @@ def test_the_lowest_has_a_turn_and_the_next_one_when_it_is_over() -> None:
 
 
 def test_a_reading_whose_client_takes_nothing_has_no_turn_and_takes_none() -> None:
-    turns, first, second = Turns(), long(), long()
+    turns, first, second = ReadingQueue(), long(), long()
     turns.reads(first, 0, now=0.0)
     turns.reads(second, 50, now=GAP_S * 1.5)
     assert not turns.has(first, now=GAP_S * 1.5)
@@ -31,7 +31,7 @@ def test_a_reading_whose_client_takes_nothing_has_no_turn_and_takes_none() -> No
 
 
 def test_a_reading_that_stands_still_holds_up_no_other_one() -> None:
-    turns, first, second = Turns(), long(), long()
+    turns, first, second = ReadingQueue(), long(), long()
     now = 0.0
     while now < STILL_S:
         turns.reads(first, 0, now=now)
@@ -46,7 +46,7 @@ def test_a_reading_that_stands_still_holds_up_no_other_one() -> None:
 
 
 def test_no_reading_waits_for_its_turn_for_long() -> None:
-    turns, first, short = Turns(), long(), Reading(short=True)
+    turns, first, short = ReadingQueue(), long(), Reading(short=True)
     behind = long()
     now, piece = 0.0, 0
     while now < WAIT_S:
@@ -65,7 +65,7 @@ def test_no_reading_waits_for_its_turn_for_long() -> None:
 
 
 def test_short_readings_hold_up_nothing() -> None:
-    turns, short, other, behind = Turns(), Reading(short=True), Reading(short=True), long()
+    turns, short, other, behind = ReadingQueue(), Reading(short=True), Reading(short=True), long()
     for number, reading in enumerate((short, other, behind)):
         turns.reads(reading, number, now=0.0)
     assert all(turns.has(reading, now=0.0) for reading in (short, other, behind))
@@ -80,7 +80,7 @@ def test_short_readings_hold_up_nothing() -> None:
 def test_every_reading_ends_in_a_bounded_time(ranges: list[tuple[bool, int, int, int]]) -> None:
     """Pieces come only to a reading that has a turn, one in each step of over GAP_S. Some clients
     stop after some steps, without a word. Of those that read, one has a turn in each step."""
-    turns = Turns()
+    turns = ReadingQueue()
     left = {Reading(short): [piece, count, stops] for short, piece, count, stops in ranges}
     for step in range(sum(count for _, _, count, _ in ranges) + 2 * len(ranges)):
         now = step * 1.5 * GAP_S

@@ -50,7 +50,7 @@ async def test_our_own_reader_of_hubs_reads_it(url: str, model: Path) -> None:
         listing = await hub.listing(NAME, found.commit)
         files = {file.path: file for file in listing.files}
         assert files.keys() == {path.name for path in model.iterdir()}
-        assert await hub.small(NAME, found.commit, files["config.json"]) == (model / "config.json").read_bytes()
+        assert await hub.plain_file(NAME, found.commit, files["config.json"]) == (model / "config.json").read_bytes()
         name = "model-00002-of-00002.safetensors"
         data = (model / name).read_bytes()
         assert files[name].sha256 == hashlib.sha256(data).hexdigest() and files[name].size == len(data)

@@ -6,11 +6,21 @@ import io
 
 from access_decoders import Call
 
+from p2pdist.encryption import (
+    check_recipient,
+    decrypted,
+    encrypted,
+    identities_in,
+    new_identity,
+    recipient_of,
+    unwrap,
+    wrap,
+)
 from p2pdist.model import manifest
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, Refused
 from p2pdist.model.pieces import PieceLayout, PieceList
-from p2pdist.model.sealed import (
+from p2pdist.model.sealed_package import (
     SEALED_CONFIG_TYPE,
     SealedConfig,
     WrappedKey,
@@ -21,16 +31,6 @@ from p2pdist.model.sealed import (
     encrypted_by,
     opened_manifest,
     sealed_size,
-)
-from p2pdist.sealing import (
-    check_recipient,
-    decrypted,
-    encrypted,
-    identities_in,
-    new_identity,
-    recipient_of,
-    unwrap,
-    wrap,
 )
 
 SIZE, KEY = 100_000, bytes(32)

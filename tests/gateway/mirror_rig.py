@@ -25,7 +25,7 @@ from p2pdist.agent.api.mirror import make_mirror_app
 from p2pdist.agent.api.server import make_apps
 from p2pdist.agent.pull.blob import PieceWaits
 from p2pdist.cli.daemon import listen
-from p2pdist.core.demand.turns import Reading, Turns
+from p2pdist.core.demand.reading_queue import Reading, ReadingQueue
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, P2PDistError, Unavailable
 from p2pdist.model.image import ImageName
@@ -117,7 +117,7 @@ class Arrival:
         """Without a list hosts vouch for its pieces."""
         self.demanded: list[tuple[tuple[int, ...], bool]] = []
         """Pieces that are to come before others, and whether no client waits for them yet."""
-        self.blob, self._data, self._waits, self.turns = blob, data, PieceWaits(), Turns()
+        self.blob, self._data, self._waits, self.turns = blob, data, PieceWaits(), ReadingQueue()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def body(self) -> Arrival:

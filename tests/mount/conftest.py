@@ -15,7 +15,7 @@ from lazy_view_rig import Show, View, lacking
 from shown_trees import Store
 
 from p2pdist.mount import kernel
-from p2pdist.mount.lazy.ways import WAYS, Way
+from p2pdist.mount.lazy.fill_method import METHODS, FillMethod
 
 LOOPS_WAIT_S = 5.0
 
@@ -97,16 +97,16 @@ def view(tmp_path: Path) -> Path:
     return tmp_path / "view"
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: way.name)
-def way(request: pytest.FixtureRequest) -> Way:
+@pytest.fixture(params=METHODS, ids=lambda way: way.name)
+def way(request: pytest.FixtureRequest) -> FillMethod:
     if reason := lacking(request.param):
         pytest.skip(reason)
-    chosen: Way = request.param
+    chosen: FillMethod = request.param
     return chosen
 
 
 @pytest.fixture
-def show(way: Way, work: Path, tmp_path: Path) -> Iterator[Show]:
+def show(way: FillMethod, work: Path, tmp_path: Path) -> Iterator[Show]:
     views = []
 
     def make(**options: float) -> View:

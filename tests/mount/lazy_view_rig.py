@@ -16,9 +16,9 @@ from pathlib import Path
 
 from p2pdist.model.device import DeviceLayout
 from p2pdist.model.tree import File, content_hash
+from p2pdist.mount.lazy.fill_method import FUSE, FillMethod
 from p2pdist.mount.lazy.fuse import binding
 from p2pdist.mount.lazy.view import LazyPackage, device_bytes, mount_lazy, view_directory
-from p2pdist.mount.lazy.ways import FUSE, Way
 from p2pdist.mount.supervisor import fanotify
 from p2pdist.mount.supervisor.protocol import ANSWER, FAULT, NOTICE, ORDER, WHOLE, Notice, connect
 from p2pdist.mount.views import unmount_view
@@ -27,7 +27,7 @@ MIB = 1 << 20
 LIMIT_S = 60.0
 
 
-def lacking(way: Way) -> str:
+def lacking(way: FillMethod) -> str:
     """Why a way cannot be tried here, "" where it can."""
     if os.geteuid() != 0:
         return "needs root: mounts"
@@ -57,7 +57,9 @@ class View:
     """A view of `contents`, and what an agent does for it: in a thread, which fills the blocks that
     a reader waits for, and no other. While `held`, a range is not filled."""
 
-    def __init__(self, way: Way, work: Path, target: Path, limit_s: float = LIMIT_S, *, writable: bool = False) -> None:
+    def __init__(
+        self, way: FillMethod, work: Path, target: Path, limit_s: float = LIMIT_S, *, writable: bool = False
+    ) -> None:
         self.files, self.work, self.path = contents(), work, target
         names = sorted(self.files)
         hashes = {name: content_hash(self.files[name]) for name in names}
@@ -77,7 +79,7 @@ class View:
         self.device = bytes(device)
         self.held: Callable[[int], bool] = lambda offset: False
         self.asked: list[tuple[int, int]] = []
-        mount_lazy(LazyPackage((entries,), layout, limit_s), target, work=work, way=way, writable=writable)
+        mount_lazy(LazyPackage((entries,), layout, limit_s), target, work=work, method=way, writable=writable)
         directory = view_directory(target, work)
         assert directory is not None
         self.directory = directory

@@ -24,8 +24,8 @@ from p2pdist.model.errors import Conflict, P2PDistError
 from p2pdist.mount import kernel
 from p2pdist.mount import records as mount_records
 from p2pdist.mount.lazy import plain
+from p2pdist.mount.lazy.fill_method import FANOTIFY
 from p2pdist.mount.lazy.view import is_filled, mark_filled
-from p2pdist.mount.lazy.ways import FANOTIFY
 from p2pdist.mount.records import records, views_at
 from p2pdist.mount.views import clean_leftovers, unmount_view
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from lazy_view_rig import LIMIT_S, Show, cat, until
 
 from p2pdist.mount import kernel
+from p2pdist.mount.lazy.fill_method import FANOTIFY, FUSE, FillMethod, supervise
 from p2pdist.mount.lazy.fuse import Filled
 from p2pdist.mount.lazy.trial import attempt, choose
-from p2pdist.mount.lazy.ways import FANOTIFY, FUSE, Way, supervise
 from p2pdist.mount.supervisor.protocol import connect
 from p2pdist.mount.views import unmount_view
 
@@ -69,7 +69,7 @@ def test_readers_wait_while_no_agent_runs_and_the_next_one_serves_them(show: Sho
     assert late.communicate()[0] == view.files["small3"]
 
 
-def test_an_agent_is_let_in_while_readers_have_all_descriptors(way: Way, show: Show) -> None:
+def test_an_agent_is_let_in_while_readers_have_all_descriptors(way: FillMethod, show: Show) -> None:
     """Else nothing would answer them. A reader of FUSE has none. Nor is there a descriptor more for
     a guard than the one that was killed leaves."""
     if way is FUSE:
@@ -100,7 +100,9 @@ def free_descriptor(pid: int) -> int:
     return next(number for number in itertools.count() if number not in used)
 
 
-def test_a_supervisor_goes_on_where_no_guard_can_be_started_and_has_one_once_it_can(way: Way, show: Show) -> None:
+def test_a_supervisor_goes_on_where_no_guard_can_be_started_and_has_one_once_it_can(
+    way: FillMethod, show: Show
+) -> None:
     """Its end would let all readers go. A view of FUSE has its guard in another way."""
     if way is FUSE:
         pytest.skip("the process that serves it is its own guard")
@@ -158,7 +160,7 @@ def test_what_waits_can_be_killed(show: Show) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_random_kills_leave_no_wrong_byte(way: Way, show: Show) -> None:
+def test_random_kills_leave_no_wrong_byte(way: FillMethod, show: Show) -> None:
     """Of one process, or for FUSE of both; each time with readers that wait."""
     view, drawn = show(), random.Random(11)
     view.serve()
@@ -187,14 +189,14 @@ def test_random_kills_leave_no_wrong_byte(way: Way, show: Show) -> None:
     assert view.wrong() == []
 
 
-def test_the_trial_says_what_works_and_why_not(way: Way, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trial_says_what_works_and_why_not(way: FillMethod, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert attempt(way, work) == ""
-    assert choose(work, [way.name]).way is way
+    assert choose(work, [way.name]).method is way
     assert list(work.iterdir()) == []
     if way is FUSE:
         monkeypatch.setenv("FUSE_LIBRARY_NAME", "nothing-of-this-name")
         choice = choose(work, [way.name])
-        assert choice.way is None and "libfuse 3 is not installed" in choice.line
+        assert choice.method is None and "libfuse 3 is not installed" in choice.line
 
 
 @given(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pdist.encryption import decrypted, new_identity, unwrap
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.model.manifest import (
@@ -19,7 +20,7 @@ from p2pdist.model.manifest import (
     decode_manifest,
     parse_reference,
 )
-from p2pdist.model.sealed import (
+from p2pdist.model.sealed_package import (
     SealedConfig,
     decode_contents,
     decode_sealed_config,
@@ -30,11 +31,10 @@ from p2pdist.model.sealed import (
 from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import pack
-from p2pdist.package.repository import sealed as sealed_push
+from p2pdist.package.repository import sealed_push
 from p2pdist.package.repository.gc import sweep
 from p2pdist.package.repository.push import Pushed
-from p2pdist.package.repository.sealed import LEDGER, push_encrypted, rewrap
-from p2pdist.sealing import decrypted, new_identity, unwrap
+from p2pdist.package.repository.sealed_push import RECORD, push_encrypted, rewrap
 
 REFERENCE = parse_reference("team-a/trainer:v1")
 MARK = b"what nobody without the key may see"
@@ -106,17 +106,17 @@ async def test_what_is_there_is_not_encrypted_again(rig: Rig) -> None:
     keys = rig.keys(config)
     for part, key in zip(second.parts, config.parts, strict=True):
         decrypted(rig.blob(part.digest), keys[key], "x")
-    ledger = (rig.layout.directory / LEDGER).read_bytes()
-    assert not any(key.hex().encode() in ledger for key in keys.values()) and b"AGE" not in ledger
+    record = (rig.layout.directory / RECORD).read_bytes()
+    assert not any(key.hex().encode() in record for key in keys.values()) and b"AGE" not in record
 
 
-@pytest.mark.parametrize("what", ["ledger", "blob", "tag"])
+@pytest.mark.parametrize("what", ["record", "blob", "tag"])
 async def test_what_is_lost_is_encrypted_anew(rig: Rig, what: str) -> None:
     await rig.push()
     before, _ = await rig.sealed()
     match what:
-        case "ledger":
-            (rig.layout.directory / LEDGER).write_text("{")
+        case "record":
+            (rig.layout.directory / RECORD).write_text("{")
         case "blob":
             for part in before.parts:
                 rig.origin.blob_path(part.digest).unlink()
@@ -174,7 +174,7 @@ async def test_what_cannot_be_encrypted_is_told(rig: Rig) -> None:
         await push_encrypted(parse_reference("team-a/sealed:v1"), rig.layout, rig.origin, rig.recipient)
     manifest = decode_manifest(await rig.layout.read(described.digest))
     rig.layout.blob_path(manifest.parts[-1].digest).unlink()
-    (rig.layout.directory / LEDGER).unlink()
+    (rig.layout.directory / RECORD).unlink()
     with pytest.raises(NotFound, match="only what is there can be encrypted"):
         await rig.push()
 
@@ -219,7 +219,7 @@ async def test_what_a_disk_changed_in_the_layout_is_not_encrypted(rig: Rig) -> N
     path.write_bytes(good[:1000] + bytes([good[1000] ^ 1]) + good[1001:])
     with pytest.raises(Corrupt, match="was altered"):
         await rig.push()
-    assert not (rig.layout.directory / LEDGER).exists()
+    assert not (rig.layout.directory / RECORD).exists()
     path.write_bytes(good)
     await rig.push()
 
@@ -232,12 +232,12 @@ async def test_a_package_has_no_more_keys_than_hosts_take(rig: Rig, monkeypatch:
         assert len(config.keys) == 1
 
 
-async def test_a_ledger_keeps_within_its_limit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_record_keeps_within_its_limit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.push()
-    path = rig.layout.directory / LEDGER
+    path = rig.layout.directory / RECORD
     limit = path.stat().st_size - 1
     latest = list(json.loads(path.read_bytes()))[-1]
-    monkeypatch.setattr(sealed_push, "LEDGER_BYTES_MAX", limit)
+    monkeypatch.setattr(sealed_push, "RECORD_BYTES_MAX", limit)
     again = await rig.push()
     assert path.stat().st_size <= limit and again.bytes_sent > 300_000, "one over the limit is not read"
     assert latest in json.loads(path.read_bytes())
@@ -280,7 +280,7 @@ async def test_keys_that_are_wrapped_anew_take_no_tag_from_a_push(rig: Rig, monk
     async def pushed_meanwhile(self: LocalLayout, digest: Digest) -> int | None:
         if self is rig.origin and not newer:
             monkeypatch.setattr(LocalLayout, "size", size)
-            (rig.layout.directory / LEDGER).unlink()
+            (rig.layout.directory / RECORD).unlink()
             newer.append(await rig.push())
         return await size(self, digest)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import Conflict, Corrupt
-from p2pdist.origin.drafts import remove_tree, stage_directory
 from p2pdist.origin.layout import LocalLayout
+from p2pdist.origin.temporary_files import remove_tree, stage_directory
 from p2pdist.package.source.ignore import matcher
 from p2pdist.package.source.scan import with_parents
 from p2pdist.package.source.stages import stage, walk

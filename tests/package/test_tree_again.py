@@ -21,9 +21,9 @@ from p2pdist.model.errors import Corrupt
 from p2pdist.model.manifest import PACK_TYPE, parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, pack
-from p2pdist.package.tree import builder, cache, pool, usage
+from p2pdist.package.tree import builder, cache, pack_pool, usage
 from p2pdist.package.tree import pack as tree_pack
-from p2pdist.package.tree import pool as tree_plan
+from p2pdist.package.tree import pack_pool as tree_plan
 from p2pdist.package.tree.usage import Rows
 
 STEPS = 10
@@ -37,7 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "PAGE_ENTRIES_MAX", 12)
     monkeypatch.setattr(tree_plan, "CATALOGS_MAX", 5)
     monkeypatch.setattr(tree_plan, "CATALOGS_KEPT", 2)
-    monkeypatch.setattr(pool, "PACKAGES_MAX", 4)
+    monkeypatch.setattr(pack_pool, "PACKAGES_MAX", 4)
     monkeypatch.setattr(usage, "SEARCHES_MAX", 3)
     monkeypatch.setattr(cache, "NEWER_BYTES_MIN", 2000)
 
@@ -196,7 +196,7 @@ async def test_an_edit_reads_little_of_what_is_known(
         builder.CachedTree, "_body", lambda cached, number: (bodies.append(number), read(cached, number))[1]
     )
     monkeypatch.setattr(Rows, "table", lambda _: pytest.fail("a table of all chunks was made"))
-    monkeypatch.setattr(pool, "decode_catalog", lambda _: pytest.fail("a catalog was decoded"))
+    monkeypatch.setattr(pack_pool, "decode_catalog", lambda _: pytest.fail("a catalog was decoded"))
     expected = tmp_path / "aside"
     packed = await pack_tree(source, "app:2", layout)
     monkeypatch.undo()

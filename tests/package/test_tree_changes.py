@@ -25,7 +25,7 @@ from p2pdist.package.pack import Packed, Settings, pack
 from p2pdist.package.repository.push import push
 from p2pdist.package.tree.builder import CachedTree, Scanned, TreeBuilder
 from p2pdist.package.tree.cache import FilesCache
-from p2pdist.package.tree.pool import CATALOGS_KEPT, CATALOGS_MAX, PackPool, Part, plan_parts
+from p2pdist.package.tree.pack_pool import CATALOGS_KEPT, CATALOGS_MAX, PackPool, Part, plan_parts
 from p2pdist.package.tree.usage import ChunkIndex
 
 BASE, V1, V2, V3 = (parse_reference(text) for text in ("team/env:1", "trainer:v1", "trainer:v2", "trainer:v3"))

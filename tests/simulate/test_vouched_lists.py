@@ -36,7 +36,7 @@ from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
 from p2pdist.simulate.vouching.listing import Listing
-from tracker.core.vouching import pace
+from tracker.core.vouching import pause
 
 HOSTS, PIECES = 16, 64
 SIZE = PIECES * 65536
@@ -77,7 +77,7 @@ def test_a_list_that_grows_with_the_reading_costs_next_to_nothing() -> None:
 def test_in_a_large_fleet_readers_are_ahead_of_the_list(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
     """Hashes gather there for as long as many pieces take to be read, as here with a longer pause:
     a reader that waited for its children would wait for the list each time."""
-    monkeypatch.setattr(pace, "PAUSE_S_PER_HOST", 1.0 / HOSTS)
+    monkeypatch.setattr(pause, "PAUSE_S_PER_HOST", 1.0 / HOSTS)
     if not ahead:
         monkeypatch.setattr(ReadAhead, "lead_max", LEAD_MIN)
     took = {vouched: Simulation(scenario(size=4 * SIZE, vouched=vouched)).run().makespan_s for vouched in (False, True)}

@@ -170,9 +170,9 @@ def test_a_draft_that_changed_on_the_disk_is_begun_again(store: BlobStore) -> No
             assert blob.write(piece, data[start : start + pieces.layout.length(piece)])
         assert store.trees.fill(missing).missing == 1
         (assembly,) = missing.assemblies.values()
-        draft = assembly._draft
-        assert draft is not None
-        os.pwrite(draft.fd, b"?", len(BIG) - 5)
+        temporary = assembly._temporary
+        assert temporary is not None
+        os.pwrite(temporary.fd, b"?", len(BIG) - 5)
         come_again(store, packed, pack)
         with pytest.raises(Damaged):
             store.trees.fill(missing)

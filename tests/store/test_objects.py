@@ -229,7 +229,7 @@ def test_nothing_is_made_under_a_name_that_still_has_a_row(store: BlobStore, way
         objects.remove([name])
     with pytest.raises(P2PDistError):
         if way == "from chunks":
-            objects.name(draft := objects.draft(), name, len(data), b"")
+            objects.name(draft := objects.begin(), name, len(data), b"")
         else:
             put(objects, data)
     assert name not in objects and on_disk(store.root) == {}

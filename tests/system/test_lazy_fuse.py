@@ -29,7 +29,7 @@ from unprivileged import NOBODY, as_nobody
 
 from p2pdist.model.trace import WANTED_HEADER
 from p2pdist.mount.lazy.fuse import binding
-from tracker.core.traces.ledger import INVITED_MAX
+from tracker.core.traces.index import INVITED_MAX
 
 MIB = 1 << 20
 

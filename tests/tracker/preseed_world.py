@@ -17,6 +17,8 @@ from tracker.core.events import SessionClosed, SessionOpened
 from tracker.core.fleet import Fleet
 from tracker.core.preseeds.orders import GRACE_S, Preseeds
 from tracker.core.preseeds.preseed import (
+    AskCandidates,
+    Candidates,
     Event,
     Gone,
     Joined,
@@ -24,8 +26,6 @@ from tracker.core.preseeds.preseed import (
     Reported,
     Save,
     SaveFailed,
-    Survey,
-    Surveyed,
     Synced,
     Tick,
 )
@@ -54,8 +54,8 @@ class Tracker:
             if isinstance(command, Save):
                 self.unsaved.append(command.record)
                 continue
-            if isinstance(command, Survey):
-                self.handle(Surveyed(command.id, self.world.survey(self)))
+            if isinstance(command, AskCandidates):
+                self.handle(Candidates(command.id, self.world.candidates(self)))
                 continue
             if command.host in self.sessions:
                 self.told.append((command.host, command.message))
@@ -130,7 +130,7 @@ class World:
     def tracker(self) -> Tracker:
         return self.trackers[0]
 
-    def survey(self, asking: Tracker) -> Affinity:
+    def candidates(self, asking: Tracker) -> Affinity:
         """What all trackers that are not `deaf` know of hosts."""
         hosts = dict(asking.fleet.hosts)
         for other in self.trackers:

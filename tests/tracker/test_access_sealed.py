@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from p2pdist.encryption import recipient_of
 from p2pdist.model.errors import NotFound, UsageError
-from p2pdist.sealing import recipient_of
 from tracker.access.directory import AccessDirectory
 from tracker.access.file import read_rules
 

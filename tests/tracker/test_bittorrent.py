@@ -17,7 +17,7 @@ from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding, Left, decod
 from tracker.core.bittorrent import announce as core
 from tracker.core.bittorrent.addresses import packed_ip
 from tracker.core.bittorrent.announce import STOPPED_S, Announce, AnnounceAnswer, Announces, Contact
-from tracker.core.bittorrent.peers import Peer, Pool, TorrentSwarm
+from tracker.core.bittorrent.peers import Peer, PeerSet, TorrentSwarm
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 
@@ -520,7 +520,7 @@ def test_web_seeds_are_whole_and_near(site: Site) -> None:
 
 @given(st.integers(0, 200), st.integers(0, 300), st.integers(0, (1 << 64) - 1))
 def test_a_sample_of_a_pool_has_no_peer_twice(size: int, count: int, chance: int) -> None:
-    pool = Pool()
+    pool = PeerSet()
     peers = [Peer(b"", number, {}, {}) for number in range(size + 5)]
     for peer in peers:
         pool.add(peer)

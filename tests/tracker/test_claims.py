@@ -6,7 +6,7 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Left, Report
-from tracker.core.complaints import was_told
+from tracker.core.complaints import was_named
 from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.member import GIVING_STILL_S, STARVED_BY, STILL_S, Starvation
@@ -314,7 +314,7 @@ def test_a_host_that_has_a_piece_or_complains_of_whom_it_was_not_told_is_not_sta
     control.join("h1")
     control.run(0.3)
     member = swarm.members["h1"]
-    untold = [name for name in swarm.members if name != "h1" and not was_told(member, name)]
+    untold = [name for name in swarm.members if name != "h1" and not was_named(member, name)]
     for name in untold:
         control.complain("h1", name, "reset")
     assert len(untold) > STARVED_BY and not member.starvation

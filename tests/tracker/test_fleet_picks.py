@@ -9,14 +9,14 @@ from preseed_world import World
 from p2pdist.model.errors import UsageError
 from tracker.core.host import Host
 from tracker.core.preseeds.picks import REPLACE_S
-from tracker.core.preseeds.preseed import SURVEY_S
+from tracker.core.preseeds.preseed import CANDIDATES_S
 from tracker.core.preseeds.selectors import no_match, parse_selector
 
 
 def asking_each_other(trackers: int) -> World:
     world = World(trackers=trackers)
     for tracker in world.trackers:
-        tracker.core.surveys = True
+        tracker.core.asks_others = True
     world.settle()
     return world
 
@@ -53,7 +53,7 @@ def test_picks_stay_until_their_tracker_has_told_of_them() -> None:
     world.ask("p", count=5)
     picked = world.rows["p"].picked
     assert len(picked) == 5
-    world.wait(REPLACE_S + SURVEY_S + 2)
+    world.wait(REPLACE_S + CANDIDATES_S + 2)
     assert world.rows["p"].picked == picked and len(world.keeping("p")) == 5
 
 
@@ -75,7 +75,7 @@ def test_a_pick_that_left_is_replaced_by_a_host_of_another_tracker() -> None:
     assert world.rows["p"].picked == ("h0", "h1")
     world.wait(2)
     world.leave("h0")
-    world.wait(REPLACE_S + SURVEY_S + 3)
+    world.wait(REPLACE_S + CANDIDATES_S + 3)
     assert sorted(world.rows["p"].picked) == ["h1", "h2"] and world.keeping("p") == ["h1", "h2"]
 
 
@@ -88,7 +88,7 @@ def test_people_hear_how_many_hosts_all_trackers_have() -> None:
     world.wait(1)
     assert world.progress("p").notes == ("4 hosts are wanted, 3 that may be taken are connected",)
     world.join("a/r3/h3", tracker=1)
-    world.wait(SURVEY_S + 3)
+    world.wait(CANDIDATES_S + 3)
     assert sorted(world.rows["p"].picked) == ["h0", "h1", "h2", "h3"] and world.progress("p").notes == ()
 
 
@@ -97,10 +97,10 @@ def test_what_all_trackers_knew_is_not_kept() -> None:
     world.join("a/r0/h0")
     world.join("a/r1/h1", tracker=1)
     world.ask("p", count=2)
-    assert world.tracker.core.by_id["p"].survey is not None
+    assert world.tracker.core.by_id["p"].candidates is not None
     world.finish("p")
-    world.wait(SURVEY_S + 2)
-    assert all(tracker.core.by_id["p"].survey is None for tracker in world.trackers)
+    world.wait(CANDIDATES_S + 2)
+    assert all(tracker.core.by_id["p"].candidates is None for tracker in world.trackers)
     asked = world.surveys
     world.wait(30)
     assert world.surveys == asked, "a preseed that lacks nothing asks nothing"

@@ -17,8 +17,8 @@ from p2pdist.model.errors import Unavailable
 from p2pdist.model.history import KINDS, Broadcast, Event, HistoryFilter, HistoryKind, HistoryRecord, Straggler
 from tracker.core.fleet import Fleet
 from tracker.core.history.history import WAITING_MAX
-from tracker.history import keeper as module
-from tracker.history.keeper import HistoryKeeper
+from tracker.history import recorder as module
+from tracker.history.recorder import HistoryRecorder
 from tracker.state import history as state
 from tracker.state.history import KEPT_S, HistoryDatabase, name_of
 
@@ -216,74 +216,74 @@ async def test_events_wait_for_a_database_that_is_away(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     history, database = Fleet(0.0).history, Away("")
-    keeper = HistoryKeeper(history, database)
-    running = asyncio.create_task(keeper.run())
+    recorder = HistoryRecorder(history, database)
+    running = asyncio.create_task(recorder.run())
     for number in range(5):
         history.changed(f"change {number}")
-    keeper.collect()
+    recorder.collect()
     await asyncio.sleep(0.05)
-    assert (await keeper.page(HistoryFilter())).records == []
+    assert (await recorder.page(HistoryFilter())).records == []
     database.away = False
-    await until(lambda: not keeper._waiting)
-    assert len((await keeper.page(HistoryFilter())).records) == 5
+    await until(lambda: not recorder._waiting)
+    assert len((await recorder.page(HistoryFilter())).records) == 5
     database.away = True
     for _ in range(2):
         for number in range(WAITING_MAX):
             history.changed(f"more {number}")
-        keeper.collect()
-    assert keeper.given_up == WAITING_MAX
+        recorder.collect()
+    assert recorder.given_up == WAITING_MAX
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     database.away = False
-    await keeper.stop()
+    await recorder.stop()
 
 
 async def test_a_slow_database_keeps_no_other_work_of_the_tracker(postgresql: str) -> None:
     """Beats of a cluster and documents go through the threads that all share."""
     import asyncio
 
-    keeper = HistoryKeeper(Fleet(0.0).history, HistoryDatabase(postgresql))
+    recorder = HistoryRecorder(Fleet(0.0).history, HistoryDatabase(postgresql))
     with psycopg.connect(postgresql) as other:
         other.execute("LOCK TABLE history IN ACCESS EXCLUSIVE MODE")
         pages = [
-            asyncio.create_task(keeper.page(HistoryFilter(), remote=f"192.0.2.{number}"))
+            asyncio.create_task(recorder.page(HistoryFilter(), remote=f"192.0.2.{number}"))
             for number in range(module.READERS_MAX)
         ]
         await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="too many"):
-            await keeper.page(HistoryFilter())
+            await recorder.page(HistoryFilter())
         async with asyncio.timeout(60):
             assert await asyncio.to_thread(lambda: "done") == "done"
         assert not any(page.done() for page in pages)
     assert [page.records for page in await asyncio.gather(*pages)] == [[]] * module.READERS_MAX
-    await keeper.stop()
+    await recorder.stop()
 
 
 async def test_two_trackers_of_one_database_are_followed_at_either(postgresql: str) -> None:
     import asyncio
 
     fleets = [Fleet(0.0), Fleet(0.0)]
-    keepers = [HistoryKeeper(fleet.history, HistoryDatabase(postgresql, f"t{n}")) for n, fleet in enumerate(fleets)]
+    recorders = [HistoryRecorder(fleet.history, HistoryDatabase(postgresql, f"t{n}")) for n, fleet in enumerate(fleets)]
     fleets[0].history.changed("before")
-    keepers[0].collect()
-    tasks = [asyncio.create_task(keeper.run()) for keeper in keepers]
+    recorders[0].collect()
+    tasks = [asyncio.create_task(recorder.run()) for recorder in recorders]
     async with asyncio.timeout(60):
-        while not (await keepers[1].page(HistoryFilter())).records:
+        while not (await recorders[1].page(HistoryFilter())).records:
             await asyncio.sleep(0.01)
-    following = keepers[1].follow()
+    following = recorders[1].follow()
     assert await anext(following) is None
-    for fleet, keeper in zip(fleets, keepers, strict=True):
+    for fleet, recorder in zip(fleets, recorders, strict=True):
         fleet.history.changed("after")
-        keeper.collect()
+        recorder.collect()
     async with asyncio.timeout(30):
         heard = [await anext(following), await anext(following)]
     assert {(record.tracker, record.event.text) for record in heard if record} == {("t0", "after"), ("t1", "after")}
-    for keeper in keepers:
-        keeper.end()
+    for recorder in recorders:
+        recorder.end()
     with pytest.raises(StopAsyncIteration):
         await anext(following)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    for keeper in keepers:
-        await keeper.stop()
+    for recorder in recorders:
+        await recorder.stop()

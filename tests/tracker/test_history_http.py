@@ -21,7 +21,7 @@ from p2pdist.model.messages import PROTOCOL_VERSION, Hello, PullFailed, Reject, 
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.core.monitor.presence import ABSENCE_S
-from tracker.history import keeper
+from tracker.history import recorder
 from tracker.http.app import make_app
 from tracker.http.history import routes
 from tracker.policies import PolicyFile
@@ -53,7 +53,7 @@ class Site:
         assert isinstance(welcome, Welcome) and welcome.failures, "it says that it takes failures"
         return socket
 
-    async def kept(self, number: int) -> None:
+    async def recorded(self, number: int) -> None:
         """Returns when so many records are kept."""
         async with asyncio.timeout(60):
             while len((await self.page("?limit=1000")).records) < number:
@@ -80,11 +80,11 @@ async def test_what_hosts_say_and_how_they_end_is_remembered() -> None:
     async with running() as site:
         first, second = await site.session("h1"), await site.session("h2")
         await first.send_str(encode(PullFailed("team/a:v7", "disk-full: the store is full", MANIFEST, 2.0)).decode())
-        await site.kept(1)
+        await site.recorded(1)
         await second.close()
         assert first._response.connection is not None and first._response.connection.transport is not None
         first._response.connection.transport.abort()
-        await site.kept(3)
+        await site.recorded(3)
         lost = (await site.page("?kind=host-lost")).records
         reasons = {record.event.host: record.event.reason for record in lost}
         assert reasons == {"h1": "its connection broke", "h2": "its agent closed the session"}
@@ -93,7 +93,7 @@ async def test_what_hosts_say_and_how_they_end_is_remembered() -> None:
         (failed,) = (await site.page(f"?package={MANIFEST[7:19]}")).records
         assert (failed.event.host, failed.event.package) == ("h1", "team/a:v7") and failed.at - failed.since >= 2.0
         third = await site.session("h1")
-        await site.kept(4)
+        await site.recorded(4)
         assert (await site.texts("?host=h1&limit=1"))[0].startswith("h1 is back after ")
         await third.close()
 
@@ -102,7 +102,7 @@ async def test_pages_lead_to_older_ones() -> None:
     async with running() as site:
         for number in range(25):
             site.service.fleet.history.changed(f"change {number}")
-        await site.kept(25)
+        await site.recorded(25)
         seen, query = [], "?limit=10"
         while True:
             found = await site.page(query)
@@ -121,13 +121,13 @@ async def test_followers_hear_what_they_asked_for_and_are_let_go() -> None:
     async with running() as site:
         history = site.service.fleet.history
         history.changed("before")
-        await site.kept(1)
+        await site.recorded(1)
         async with site.http.get("/v1/history/events?kind=change&host=") as answer:
             assert answer.content_type == "text/event-stream"
             assert await answer.content.readuntil(b"\n\n") == b": following\n\n"
             session = await site.session("h1")
             await session.send_str(encode(PullFailed("team/a:v7", "failed: no")).decode())
-            await site.kept(2)
+            await site.recorded(2)
             history.changed("after")
             kind, data = (await answer.content.readuntil(b"\n\n")).splitlines()[:2]
             assert kind == b"event: record"
@@ -140,10 +140,10 @@ async def test_followers_hear_what_they_asked_for_and_are_let_go() -> None:
 async def test_one_address_leaves_places_to_others_that_follow() -> None:
     async with running() as site:
         history, following = site.service.history, []
-        for _ in range(keeper.FOLLOWERS_PER_ADDRESS_MAX):
+        for _ in range(recorder.FOLLOWERS_PER_ADDRESS_MAX):
             following.append(history.follow("192.0.2.1"))
             assert await anext(following[-1]) is None
-        with pytest.raises(Unavailable, match=f"{keeper.FOLLOWERS_PER_ADDRESS_MAX} from 192.0.2.1"):
+        with pytest.raises(Unavailable, match=f"{recorder.FOLLOWERS_PER_ADDRESS_MAX} from 192.0.2.1"):
             await anext(history.follow("192.0.2.1"))
         following.append(history.follow("192.0.2.2"))
         assert await anext(following[-1]) is None
@@ -168,7 +168,7 @@ async def test_followers_hear_of_the_tracker_while_only_others_records_come(monk
 
 
 async def test_a_follower_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "BEHIND_MAX", 10)
+    monkeypatch.setattr(recorder, "BEHIND_MAX", 10)
     async with running() as site:
         following = site.service.history.follow()
         assert await anext(following) is None
@@ -187,7 +187,7 @@ async def test_hostile_hosts_fill_neither_memory_nor_terminal() -> None:
         assert isinstance(last, Reject) and "malformed" in str(last.problem)
         again = await site.session("h2")
         await again.send_str(encode(PullFailed("a:v1", "failed: \x1b[2J\x00\u202e\n\r evil")).decode())
-        await site.kept(1)
+        await site.recorded(1)
         for record in (await site.page("?kind=pull-failed")).records:
             assert record.event.host == "h2" and record.event.text.isprintable() and record.event.reason.isprintable()
         await again.close()

@@ -21,7 +21,7 @@ from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.views import joined_view
 from tracker.core.views.fleet_view import AWAY, RECEIVING, Change, View
-from tracker.core.views.joined_view import JoinedView, ToldTree
+from tracker.core.views.joined_view import JoinedView, RelayedTree
 from tracker.core.views.tree_view import ORIGIN
 from tracker.http import pages
 
@@ -152,7 +152,7 @@ def test_a_tree_of_another_tracker_has_the_numbers_of_this_one() -> None:
         there.hosts.open(name)
         there.hosts.hold(name, NOTHING)
     there.hosts.pass_time(1.0)
-    tree = ToldTree(joined, "b")
+    tree = RelayedTree(joined, "b")
     tree.take(there.tell(joined))
     joined.update(now=here.now)
     tree.update(joined.version)

@@ -69,7 +69,7 @@ async def program(answer: dict[str, str] | None) -> AsyncIterator[str]:
 
 
 async def say(service: Service, hello: Hello) -> int:
-    replaces = await service.settle_name(hello, "127.0.0.1")
+    replaces = await service.resolve_name(hello, "127.0.0.1")
     return service.open_session(hello, replaces=replaces)[0]
 
 

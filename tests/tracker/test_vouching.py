@@ -27,11 +27,10 @@ from p2pdist.model.messages import (
 )
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList, piece_size_for
 from tracker.core.events import (
-    Blamed,
     Broadcast,
     Command,
     Described,
-    ListKept,
+    ListFound,
     ListMatched,
     ListWanted,
     Received,
@@ -39,13 +38,14 @@ from tracker.core.events import (
     SessionClosed,
     SessionOpened,
     Tick,
+    WrongHashes,
 )
 from tracker.core.fleet import Fleet
 from tracker.core.host import Host
 from tracker.core.vouching import vouching
-from tracker.core.vouching.ledger import ARBITER_S, JUDGES_WAIT_S
 from tracker.core.vouching.liars import PENALTY_S
-from tracker.core.vouching.pace import PAUSE_MIN_S, PAUSE_S_PER_HOST, pause_s
+from tracker.core.vouching.pause import PAUSE_MIN_S, PAUSE_S_PER_HOST, pause_s
+from tracker.core.vouching.statements import ARBITER_S, JUDGES_WAIT_S
 from tracker.core.vouching.vouching import FAILED_S
 
 BLOB, OTHER_BLOB = digest_of(b"blob"), digest_of(b"other")
@@ -138,7 +138,7 @@ class Control:
         return found
 
     def blamed(self) -> list[str]:
-        return [command.host for command in self.commands if isinstance(command, Blamed)]
+        return [command.host for command in self.commands if isinstance(command, WrongHashes)]
 
 
 def swarm(hosts: int = 5) -> tuple[Control, str, list[str]]:
@@ -495,10 +495,10 @@ def test_judgements_do_not_each_look_at_all_hosts() -> None:
     case = control.fleet.vouching._cases[BLOB]
     hosts = Lookups(control.fleet.hosts)
     for host in others:
-        case.ledger.judge(host, host, False, now=control.now)
+        case.statements.judge(host, host, False, now=control.now)
         assert not case.all_judged(hosts)
     assert hosts.count < 10 * count
-    case.ledger.judge(reader, reader, False, now=control.now)
+    case.statements.judge(reader, reader, False, now=control.now)
     assert case.all_judged(hosts)
 
 
@@ -525,7 +525,7 @@ def test_an_arbiter_that_dawdles_is_replaced() -> None:
     control.run(JUDGES_WAIT_S + 0.1)
     first, begun_at = control.arbiter(1), control.now
     for piece in ALL:
-        if control.fleet.vouching._cases[BLOB].ledger.round.number == 1:
+        if control.fleet.vouching._cases[BLOB].statements.round.number == 1:
             control.vouch(first, [piece], round_=1)
             control.run(ARBITER_S - 1)
     assert control.arbiter(2) not in (first, reader)
@@ -730,7 +730,7 @@ def test_a_list_that_was_kept_is_asked_for_and_given() -> None:
     control.hold("a")
     assert ListWanted(BLOB) in control.commands
     pieces = PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT)
-    control.do(ListKept(BLOB, pieces))
+    control.do(ListFound(BLOB, pieces))
     assert len(control.listed("a")) == COUNT
     control.open("b")
     control.hold("b")
@@ -742,7 +742,7 @@ def test_a_list_that_was_kept_is_asked_for_and_given() -> None:
 def test_a_kept_list_counts_for_as_much_as_before(voters: tuple[str, ...], rereads: bool) -> None:
     """One host that says otherwise has all read again only where few had confirmed the list."""
     control, reader, _ = swarm()
-    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT), voters))
+    control.do(ListFound(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT), voters))
     control.vouch(reader, [1], WRONG)
     heard = [message for host in control.heard.values() for message in host]
     assert (Reread(BLOB, 1) in heard) == rereads
@@ -766,7 +766,7 @@ def test_voters_that_come_later_are_kept_with_the_list() -> None:
 def test_a_kept_list_comes_too_late_where_hashes_were_stated() -> None:
     control, reader, others = swarm()
     control.vouch(reader, [0])
-    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), WRONG * COUNT)))
+    control.do(ListFound(BLOB, PieceList(PieceLayout(SIZE, 65536), WRONG * COUNT)))
     control.run(0.5)
     assert control.listed(others[0]) == {0: RIGHT}
 
@@ -774,7 +774,7 @@ def test_a_kept_list_comes_too_late_where_hashes_were_stated() -> None:
 def test_a_kept_list_that_is_wrong_after_all_is_replaced() -> None:
     control = Control(*"abcd")
     control.hold(*"abcd")
-    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), WRONG * COUNT)))
+    control.do(ListFound(BLOB, PieceList(PieceLayout(SIZE, 65536), WRONG * COUNT)))
     control.judge("a", "b", matches=False)
     arbiter = control.arbiter(1)
     control.vouch(arbiter, ALL, round_=1)
@@ -787,7 +787,7 @@ def test_a_kept_list_that_is_wrong_after_all_is_replaced() -> None:
 def test_a_kept_list_that_no_bytes_match_is_replaced() -> None:
     """No host can store a piece by it, so none judges it: what the reader finds counts."""
     control, reader, others = swarm()
-    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), WRONG * COUNT)))
+    control.do(ListFound(BLOB, PieceList(PieceLayout(SIZE, 65536), WRONG * COUNT)))
     control.vouch(others[0], ALL)
     assert all(Reread(BLOB, 1) not in heard for heard in control.heard.values()), "it reads nothing"
     control.vouch(reader, [0], WRONG)
@@ -825,7 +825,7 @@ def test_a_list_that_a_liar_held_alone_is_replaced() -> None:
 
 def test_a_list_that_several_hosts_matched_is_read_again_for_no_reader() -> None:
     control, reader, others = swarm()
-    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT)))
+    control.do(ListFound(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT)))
     control.judge(*others[:2], matches=True)
     control.vouch(reader, ALL, WRONG)
     assert all(Reread(BLOB, 1) not in heard for heard in control.heard.values())
@@ -834,13 +834,13 @@ def test_a_list_that_several_hosts_matched_is_read_again_for_no_reader() -> None
 def test_a_reader_contradicts_a_held_list_once() -> None:
     """It could have all read again without an end."""
     control, reader, others = swarm()
-    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT)))
+    control.do(ListFound(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT)))
     control.vouch(reader, ALL, WRONG)
     arbiter = control.arbiter(1)
     control.vouch(arbiter, ALL, round_=1)
     control.judge(*[host for host in others if host != arbiter][:2], matches=True, round_=1)
     control.fleet.vouching.liars.until.clear()
-    control.fleet.vouching._cases[BLOB].ledger.round.matching.clear()
+    control.fleet.vouching._cases[BLOB].statements.round.matching.clear()
     control.vouch(reader, ALL, WRONG, round_=1)
     assert all(Reread(BLOB, 2) not in heard for heard in control.heard.values())
 
@@ -850,7 +850,7 @@ def test_a_kept_list_comes_too_late_for_a_later_round() -> None:
     control, reader, others = swarm()
     control.vouch(reader, ALL, WRONG)
     control.judge(*others[:2], matches=False)
-    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT)))
+    control.do(ListFound(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT)))
     control.vouch(control.arbiter(1), ALL, round_=1)
     assert control.listed(others[0], 1) == dict.fromkeys(ALL, RIGHT)
 

@@ -18,7 +18,7 @@ from tracker.core.planning.planner import Planner
 from tracker.core.policy.book import PolicyBook
 from tracker.core.policy.budget import HOUR_S, Hours, SiteBudget
 from tracker.core.policy.table import PolicyTable, read_table
-from tracker.core.wan.ledger import FREE_SHARE, MINUTE_S, Ledger
+from tracker.core.wan.usage import FREE_SHARE, MINUTE_S, Usage
 
 BLOB = digest_of(b"blob")
 MANIFEST = digest_of(b"manifest")
@@ -92,32 +92,32 @@ def test_hours_go_over_midnight() -> None:
     ]  # fmt: skip
 
 
-# -- the ledger
+# -- usage
 
 
 def test_an_hour_is_any_hour_and_not_one_of_the_clock() -> None:
-    ledger, budget = Ledger(), SiteBudget("west", hourly_bytes=1000)
-    ledger.count(400, now=HOUR_S - 10.0)
-    ledger.count(600, now=HOUR_S + 10.0)
-    assert "used its 1 kB of the last hour" in ledger.refusal(budget, 1.0, now=HOUR_S + 20.0, utc_s=0.0)
-    assert ledger.used(now=2 * HOUR_S - MINUTE_S) == 600  # the minute of the first bytes is an hour ago
-    assert ledger.used(now=2 * HOUR_S) == 0 and ledger.total == 1000
+    usage, budget = Usage(), SiteBudget("west", hourly_bytes=1000)
+    usage.count(400, now=HOUR_S - 10.0)
+    usage.count(600, now=HOUR_S + 10.0)
+    assert "used its 1 kB of the last hour" in usage.refusal(budget, 1.0, now=HOUR_S + 20.0, utc_s=0.0)
+    assert usage.used(now=2 * HOUR_S - MINUTE_S) == 600  # the minute of the first bytes is an hour ago
+    assert usage.used(now=2 * HOUR_S) == 0 and usage.total == 1000
 
 
 def test_a_site_goes_on_once_a_part_of_its_budget_is_free() -> None:
-    ledger, budget = Ledger(), SiteBudget("west", hourly_bytes=1000)
-    ledger.count(int(1000 * FREE_SHARE / 2), now=0.0)
-    ledger.count(1000, now=MINUTE_S)
-    refused = [bool(ledger.refusal(budget, 1.0, now=now, utc_s=0.0)) for now in (MINUTE_S, HOUR_S, HOUR_S + MINUTE_S)]
+    usage, budget = Usage(), SiteBudget("west", hourly_bytes=1000)
+    usage.count(int(1000 * FREE_SHARE / 2), now=0.0)
+    usage.count(1000, now=MINUTE_S)
+    refused = [bool(usage.refusal(budget, 1.0, now=now, utc_s=0.0)) for now in (MINUTE_S, HOUR_S, HOUR_S + MINUTE_S)]
     assert refused == [True, True, False]
 
 
 def test_each_tracker_has_its_part_of_the_budget() -> None:
-    ledger, budget = Ledger(), SiteBudget("west", hourly_bytes=900)
-    ledger.count(299, now=0.0)
-    assert not ledger.refusal(budget, 1 / 3, now=0.0, utc_s=0.0)
-    ledger.count(1, now=0.0)
-    assert ledger.refusal(budget, 1 / 3, now=0.0, utc_s=0.0)
+    usage, budget = Usage(), SiteBudget("west", hourly_bytes=900)
+    usage.count(299, now=0.0)
+    assert not usage.refusal(budget, 1 / 3, now=0.0, utc_s=0.0)
+    usage.count(1, now=0.0)
+    assert usage.refusal(budget, 1 / 3, now=0.0, utc_s=0.0)
 
 
 # -- imports
@@ -195,7 +195,7 @@ def test_without_a_budget_nothing_is_told_or_counted() -> None:
     sites.pass_s(1.0)
     importer = sites.importer(0)
     sites.receive(importer, 8, 0)
-    assert sites.fleet.imports.ledgers == {} and not sites.fleet.swarms[BLOB].wan.closed
+    assert sites.fleet.imports.usage_by_site == {} and not sites.fleet.swarms[BLOB].wan.closed
     assert set(sites.held.values()) == {""}  # told while there was one
 
 
@@ -206,8 +206,8 @@ def test_what_crosses_the_wan_is_counted_and_nothing_else() -> None:
     inside = next(host for host in sites.sessions if host[0] == "w" and sites.parent_of(host, 0) == importer)
     sites.receive(inside, 5, 0)
     sites.receive("e0", 20, 20)
-    ledger = sites.fleet.imports.ledgers["west"]
-    assert ledger.total == 8 * PIECE
+    usage = sites.fleet.imports.usage_by_site["west"]
+    assert usage.total == 8 * PIECE
 
 
 def test_a_site_that_has_used_its_budget_waits_and_goes_on_an_hour_later() -> None:
@@ -232,7 +232,7 @@ def test_a_site_that_has_used_its_budget_waits_and_goes_on_an_hour_later() -> No
     texts = [event.text for event in sites.fleet.history.take() if event.kind == "site"]
     assert len(texts) == 1 and "has to wait: site west waits: it has used its" in texts[0]
     sites.receive(importer, 1, 0)  # the piece that was under way when the stream was to end
-    assert sites.fleet.imports.ledgers["west"].total == 65 * PIECE
+    assert sites.fleet.imports.usage_by_site["west"].total == 65 * PIECE
     sites.pass_s(30 * 60, 10.0)
     assert sites.crossing == 0
     sites.pass_s(32 * 60, 10.0)
@@ -290,7 +290,7 @@ def test_a_policy_may_ignore_budgets(budget: str, waits: bool) -> None:
     if not waits:
         importer = sites.importer(0)
         sites.receive(importer, 4, 0)
-        assert sites.fleet.imports.ledgers["west"].total == 4 * PIECE
+        assert sites.fleet.imports.usage_by_site["west"].total == 4 * PIECE
         assert sites.rates[importer, 0] == 0.0
 
 

@@ -35,9 +35,9 @@ from p2pdist.credentials.authority import Authority, encode_key, names_authority
 from p2pdist.credentials.join import JoinToken
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.credentials.tokens import TokenRecord
-from p2pdist.files import read_small
+from p2pdist.encryption import identities_in, new_identity
+from p2pdist.files import read_content
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Refused, UsageError, foreseen
-from p2pdist.sealing import identities_in, new_identity
 from tracker.access.file import REVOKED_MAX, TEMPLATE, AccessRules, JoinRule, check_revoked, read_rules
 
 SUPERSEDED_S = 48 * 3600.0
@@ -109,7 +109,7 @@ class _Files:
     def read(self, path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
         """A file as a whole; warns of a secret that others may read."""
         with self.failures(path):
-            data, mode = read_small(path, bytes_max)
+            data, mode = read_content(path, bytes_max)
         if len(data) > bytes_max:
             raise UsageError(f"{path} has more than {bytes_max} bytes")
         if mode & 0o077 and path.name.startswith(SECRET_FILES):
@@ -118,14 +118,14 @@ class _Files:
 
     def write(self, path: Path, data: bytes) -> None:
         """Replace a file as a whole, mode 0600."""
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         with self.failures(path):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self.opened(draft, os.O_TRUNC) as file:
+            with self.opened(temporary, os.O_TRUNC) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(draft, path)
+            os.replace(temporary, path)
 
     def opened(self, path: Path, flags: int) -> BinaryIO:
         """A file for writing, mode 0600. What root makes belongs to the owner of the directory: the

@@ -25,7 +25,7 @@ from p2pdist.model.plan import Plan
 from p2pdist.model.selection import selection_digest
 from tracker.access.control import AccessControl
 from tracker.access.packages import ImageAccess, PackageAccess
-from tracker.access.sealed import SealedKeys
+from tracker.access.sealed_keys import SealedKeys
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.core.swarm import layout_of

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from p2pdist.files import read_small
+from p2pdist.files import read_content
 from p2pdist.model.callback import ID_HEADER, KEY_CHARACTERS_MIN, SIGNATURE_HEADER, TIME_HEADER, signature
 from p2pdist.model.errors import P2PDistError, Refused, UsageError, unreached
 from p2pdist.model.preseed import Call, CallState, PreseedRecord, given_id
@@ -88,7 +88,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read_callbacks(path: Path) -> CallbackSettings:
     """The settings in a file that only its owner reads. Raises UsageError."""
     try:
-        data, mode = read_small(path, FILE_BYTES_MAX)
+        data, mode = read_content(path, FILE_BYTES_MAX)
     except OSError as error:
         raise UsageError(
             f"the file of callbacks {path} cannot be read: {error.strerror}", remedy="Check --callbacks"

@@ -19,7 +19,7 @@ from p2pdist.model.errors import UNDECODABLE, P2PDistError
 from p2pdist.model.ownership import Tracker
 from tracker.cluster.siblings import Siblings
 from tracker.core.views.fleet_view import Change
-from tracker.core.views.joined_view import JoinedView, ToldTree
+from tracker.core.views.joined_view import JoinedView, RelayedTree
 
 LOOK_S = 1.0
 """How often it is looked which trackers there are, and asked again one that did not answer."""
@@ -66,7 +66,7 @@ class SiblingViews:
             self._view.lose(tracker.id, why)
             await asyncio.sleep(LOOK_S)
 
-    async def follow_tree(self, blob: Digest, stripe: int, tree: ToldTree) -> None:
+    async def follow_tree(self, blob: Digest, stripe: int, tree: RelayedTree) -> None:
         """Follow a tree at the tracker that owns the blob, whichever that is, until cancelled."""
         while True:
             owner = self._siblings.owner(blob)

@@ -222,7 +222,7 @@ class Siblings:
                 if kind == "change":
                     yield _change_decoder.decode(data)
 
-    async def tell(self, known: Known) -> None:
+    async def announce(self, known: Known) -> None:
         """Tell each other tracker of a package, once, however many requests for it come together.
         One that fails hears of it again with a request that comes RETELL_S later."""
         rows = self.cluster.look.rows if self.cluster.look is not None else ()

@@ -116,7 +116,7 @@ class Capacities:
     """Links by host name, in the order in which hosts were met."""
     _told: dict[str, float] = field(default_factory=dict)
     """When people were last told of a slow uplink that costs no upload slot, by host, the oldest
-    first. `tell_slow`, `expire`."""
+    first. `report_slow`, `expire`."""
     _median: float = 0.0
     """Median of the learned rates when it was last computed. `typical`."""
     _stale: int = 0
@@ -149,7 +149,7 @@ class Capacities:
         uplink.slow_since, uplink.share, uplink.slow_receiver = now, share, downlink or uplink.slow_receiver
         return True
 
-    def tell_slow(self, host: str, *, now: float) -> bool:
+    def report_slow(self, host: str, *, now: float) -> bool:
         """People are told that a host has a slow uplink; for `slots` it goes on to be a typical
         one. Returns whether that is news."""
         news = self._told.pop(host, None) is None

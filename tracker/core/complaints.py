@@ -38,12 +38,12 @@ from tracker.core.repair.remedies import (
     at_fault,
     avoid_s,
     free_blocked,
+    in_flight,
     move_lease,
     pass_on_lease,
-    under_way,
 )
 from tracker.core.repair.reputation import Reputation
-from tracker.core.repair.starved import StarvedHosts, was_told
+from tracker.core.repair.starved import StarvedHosts, was_named
 from tracker.core.repair.unheard import Unheard
 from tracker.core.swarm import Swarm
 from tracker.core.vouching.vouching import Vouching
@@ -139,12 +139,12 @@ class Complaints:
             return
         if reason == "stalled" and swarm.layout.large and child.parents[stripe] == source:
             rate_bytes_s = self.reputation.capacities.typical()
-            if under_way(swarm, child, stripe, rate_bytes_s, now=now):
+            if in_flight(swarm, child, stripe, rate_bytes_s, now=now):
                 return
         if reason == "stalled" and self.unheard.keep(swarm, child, complaint, now=now):
             return
         child.complain(stripe)
-        if was_told(child, source):
+        if was_named(child, source):
             if reason in {"stalled", "short"}:
                 self.claims.complained(swarm, child, stripe, source, now=now)
             self._starved.gives_nothing(swarm, child, swarm.members[source], complaint, now)
@@ -168,7 +168,7 @@ class Complaints:
         if parent is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if parent.session is None and source in swarm.members:
                 self.membership.leave(parent, swarm, "dead", now=now)
-            elif was_told(child, source) and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
+            elif was_named(child, source) and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
                 self._penalise(swarm, self.membership.hosts[child.host], parent, reason, now)
         if child.complaints[stripe] >= STARVED_BY and child.parents[stripe] is None:
             self._starved.forsaken(swarm, child, stripe, now)

@@ -13,7 +13,7 @@ from tracker.core.planning.schedule import JOIN_BATCH_S, Schedule
 from tracker.core.rebalance.tail import Tail
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.lease_turnover import LeaseTurnover
-from tracker.core.repair.remedies import spare_origin
+from tracker.core.repair.remedies import release_leases
 from tracker.core.swarm import Swarm
 from tracker.core.wan.imports import Imports
 
@@ -71,7 +71,7 @@ class Counts:
         ):
             self.tail.note(swarm.key)
         self.membership.sort(host, swarm)
-        if spare_origin(swarm, member.host):
+        if release_leases(swarm, member.host):
             self.schedule.ask(swarm.key, "whole copy", now)
         if complete:
             swarm.record(now, f"{member.host} is complete")

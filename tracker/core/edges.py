@@ -179,7 +179,7 @@ class Edges:
         else:
             self.changed.pop(host, None)
 
-    def told(self, host: str) -> None:
+    def plan_sent(self, host: str) -> None:
         """The host has been told."""
         self.changed.pop(host, None)
 

@@ -64,7 +64,7 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
-class ListKept:
+class ListFound:
     """A vouched piece list that was held before is at hand (answers ListWanted). `voters` are some
     of those that found the whole to match it."""
 
@@ -119,7 +119,7 @@ Event = (
     | Tick
     | Due
     | Described
-    | ListKept
+    | ListFound
     | OriginSeen
     | Followed
     | LeasesAllowed
@@ -154,7 +154,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class ListWanted:
-    """A swarm has no vouched piece list: if one was kept, ListKept gives it back."""
+    """A swarm has no vouched piece list: if one was kept, ListFound gives it back."""
 
     blob: Digest
 
@@ -181,7 +181,7 @@ class LookAtOrigin:
 
 
 @dataclass(frozen=True, slots=True)
-class Blamed:
+class WrongHashes:
     """A host stated hashes for so many pieces that were wrong: it lied, or upstream sent it other
     bytes than other hosts."""
 
@@ -190,4 +190,4 @@ class Blamed:
     pieces: int
 
 
-Command = Send | Drop | Broadcast | ListWanted | ListMatched | LookAtOrigin | Blamed
+Command = Send | Drop | Broadcast | ListWanted | ListMatched | LookAtOrigin | WrongHashes

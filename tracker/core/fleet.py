@@ -63,7 +63,7 @@ from tracker.core.events import (
     Followed,
     HostDrained,
     LeasesAllowed,
-    ListKept,
+    ListFound,
     OriginSeen,
     Received,
     Send,
@@ -89,7 +89,7 @@ from tracker.core.rebalance.tail import Tail
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.lease_turnover import LeaseTurnover
 from tracker.core.repair.overtaken import yield_leases
-from tracker.core.repair.remedies import reattach, spare_origin
+from tracker.core.repair.remedies import reattach, release_leases
 from tracker.core.repair.reputation import Reputation
 from tracker.core.repair.slowness import Slowness
 from tracker.core.repair.unheard import Unheard
@@ -189,8 +189,8 @@ class Fleet:
             case Described(layouts):
                 for blob, layout in layouts:
                     self.membership.describe(blob, layout, now=now)
-            case ListKept():
-                out += self.vouching.kept(event)
+            case ListFound():
+                out += self.vouching.take_found(event)
             case OriginSeen():
                 out += self._complaints.seen(event, now=now)
             case HostDrained(name, drained):
@@ -302,11 +302,11 @@ class Fleet:
         member = swarm.members.get(host.name)
         if member is None:
             member = self.membership.join(host, swarm, counts, now=now)
-            self._claims.entered(host, swarm, counts, timed=self.handover.settled(swarm.blob, now=now), now=now)
+            self._claims.entered(host, swarm, counts, timed=self.handover.is_stable(swarm.blob, now=now), now=now)
             swarm.record(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
             swarm.set_location(host.name, host.location, host.rack)
-            self._counts.take(swarm, member, counts, judge=self.handover.settled(swarm.blob, now=now), now=now)
+            self._counts.take(swarm, member, counts, judge=self.handover.is_stable(swarm.blob, now=now), now=now)
             member.set_slots(max(member.slots, self.reputation.slots(host, swarm, now=now)))
             if not member.present:
                 swarm.edges.notify_children(host.name)
@@ -320,7 +320,7 @@ class Fleet:
             named = len(holding.parents) == swarm.stripes
             for stripe, parent in enumerate(holding.parents if named else (None,) * swarm.stripes):
                 reattach(swarm, member, stripe, parent, lambda name: self.membership.add_absent(swarm, name, now=now))
-        spare_origin(swarm, host.name)
+        release_leases(swarm, host.name)
         self._turnover.note(swarm)
         self.history.broadcasts.join(swarm, member, now=now)
         self.schedule.join(swarm, now)
@@ -335,7 +335,7 @@ class Fleet:
             swarm, counts = self.swarms.get(blob), advance.counts
             if swarm is not None and name in swarm.members:
                 swarm.check_counts(counts)
-                judge = self.handover.settled(swarm.blob, now=now)
+                judge = self.handover.is_stable(swarm.blob, now=now)
                 self._counts.take(swarm, swarm.members[name], counts, advance.origin_bytes, judge=judge, now=now)
         self.capacities.sample(name, report.sent_bytes, report.busy_s)
         if report.sent_bytes:

@@ -372,7 +372,7 @@ class Member:
         """A report of a slow receiver shows a fair share of pieces, or one does not."""
         self.fair_reports = self.fair_reports + 1 if fair else 0
 
-    def tell(self, stripes: Iterable[StripePlan]) -> None:
+    def record_plan(self, stripes: Iterable[StripePlan]) -> None:
         """The host is sent this plan."""
         sources = (source for plan in stripes for source in (plan.parent, *plan.alternates) if source is not None)
         self.told = (tuple(dict.fromkeys(source.host for source in sources)), *self.told[: TOLD_MAX - 1])

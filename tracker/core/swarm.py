@@ -150,8 +150,8 @@ class OriginReads:
 class Passes:
     """What the passes over a swarm (planner, overload, chains) keep for the next ones."""
 
-    under_way: bool = False
-    """A host joined with pieces or streams that this tracker did not plan. `set_under_way`."""
+    begun: bool = False
+    """A host joined with pieces or streams that this tracker did not plan. `begin`."""
     drawn_for: int = 0
     """Receivers when the trees were last drawn anew; 0 before. `drawn`."""
     kept_for: int = 0
@@ -165,9 +165,9 @@ class Passes:
     rested_at: float = -inf
     """Time from which the next plan may be made. `rest`."""
 
-    def set_under_way(self) -> None:
+    def begin(self) -> None:
         """A host brought pieces or streams along."""
-        self.under_way = True
+        self.begun = True
 
     def drawn(self, receivers: int) -> None:
         """The trees were drawn for so many receivers."""
@@ -234,11 +234,11 @@ class WanCrossings:
         """These sites wait from now on, and no others."""
         self.waiting = sites
 
-    def pace(self, sites: set[str]) -> None:
+    def set_rated(self, sites: set[str]) -> None:
         """These sites have a rate from now on, and no others."""
         self.paced = sites
 
-    def told(self, host: str) -> None:
+    def plan_sent(self, host: str) -> None:
         """The host has been told."""
         self.untold.pop(host, None)
 

@@ -128,7 +128,7 @@ def make_app(
         app[PRESEEDS], app[scheduler.WAITS] = preseeds, (waits := scheduler.Waits())
         app.on_shutdown.append(waits.stop)
         if siblings is not None:
-            preseeds.core.surveys, preseeds.survey = True, trackers.pool_of(siblings, preseeds.affinity)
+            preseeds.core.asks_others, preseeds.candidates = True, trackers.candidates_of(siblings, preseeds.affinity)
         if service.access is not None:
             service.access.packages.ordered = preseeds.ordered
     routes = ROUTES if preseeds is None else (*ROUTES, *scheduler.PRESEED_ROUTES)

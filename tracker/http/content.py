@@ -22,7 +22,7 @@ from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.cluster.siblings import Known
 from tracker.content import Content
 from tracker.http.keys import SERVICE
-from tracker.http.trackers import tell_others
+from tracker.http.trackers import announce
 from tracker.policies import note_package
 from tracker.reads import ASKER
 
@@ -192,7 +192,7 @@ async def package(request: web.Request) -> web.StreamResponse:
     digest = (await readable_package(request, reference)).digest
     await _require_form(request, reference, digest)
     policy_headers = await policy_header(request, reference, digest)
-    await tell_others(request, Known(reference.name, digest))
+    await announce(request, Known(reference.name, digest))
     response = web.StreamResponse(headers={"Content-Type": BUNDLE_TYPE, **policy_headers})
     response.etag = digest
     if ETag(digest) in (request.if_none_match or ()):

@@ -19,7 +19,7 @@ from tracker.cluster.cluster import Cluster
 from tracker.core.history.history import CLOCK_OFF_S
 from tracker.core.views.fleet_view import View
 from tracker.core.views.rates import SwarmState
-from tracker.history.keeper import SHARES
+from tracker.history.recorder import SHARES
 from tracker.preseed_service import PreseedService
 from tracker.service import Service
 
@@ -132,7 +132,7 @@ class TrackerCollector(Collector):
         yield GaugeMetricFamily(name, text, value=age_s)
 
     def _events(self) -> Iterator[Metric]:
-        history, keeper = self._service.fleet.history, self._service.history
+        history, recorder = self._service.fleet.history, self._service.history
         happened = CounterMetricFamily("p2pdist_tracker_events", "Events of the fleet's history", labels=["kind"])
         for kind in KINDS:
             happened.add_metric([kind], history.counts[kind])
@@ -143,7 +143,7 @@ class TrackerCollector(Collector):
         )
         left_out = CounterMetricFamily(name, text, labels=["reason"])
         left_out.add_metric(["repeated"], history.untold)
-        left_out.add_metric(["database"], keeper.given_up)
+        left_out.add_metric(["database"], recorder.given_up)
         yield left_out
 
     def _zone(self, zone: str) -> str:
@@ -199,9 +199,9 @@ class TrackerCollector(Collector):
         name, text = "p2pdist_tracker_wan_waiting", "Swarms of which hosts of a site wait for its budget"
         waiting = GaugeMetricFamily(name, text, labels=["site"])
         waits = Counter(site for swarm in fleet.swarms.values() for site in swarm.wan.waiting)
-        for site, ledger in fleet.imports.ledgers.items():
-            came.add_metric([site], ledger.total)
-            hour.add_metric([site, "used"], ledger.used(now=now))
+        for site, usage in fleet.imports.usage_by_site.items():
+            came.add_metric([site], usage.total)
+            hour.add_metric([site, "used"], usage.used(now=now))
             if (allowed := fleet.imports.allowed(site)) is not None:
                 hour.add_metric([site, "allowed"], allowed)
             waiting.add_metric([site], waits[site])
@@ -241,7 +241,7 @@ class TrackerCollector(Collector):
 
     def _traces(self) -> Iterator[Metric]:
         traces = self._service.traces
-        kept = traces.kept
+        kept = traces.counts
         name, text = "p2pdist_tracker_trace_entries", "Entry points of packages with recordings of lazy starts"
         yield GaugeMetricFamily(name, text, value=kept.entries)
         name, text = "p2pdist_tracker_trace_recordings", "Recordings of lazy starts that are kept"

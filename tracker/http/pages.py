@@ -35,7 +35,7 @@ from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.cluster.sibling_views import SiblingViews
 from tracker.cluster.siblings import LOCAL, VIEW_PATH, Siblings
 from tracker.core.views.fleet_view import Change, View
-from tracker.core.views.joined_view import JoinedView, ToldTree
+from tracker.core.views.joined_view import JoinedView, RelayedTree
 from tracker.core.views.tree_view import TreeView
 from tracker.http.access import still_allowed
 from tracker.http.keys import SERVICE, SIBLINGS
@@ -103,7 +103,7 @@ MayRead = Callable[[Digest], bool]
 class _Watched:
     """A tree that is watched, and what follows it where another tracker owns the blob."""
 
-    view: TreeView | ToldTree
+    view: TreeView | RelayedTree
     watchers: int = 0
     following: asyncio.Task[None] | None = None
 
@@ -163,7 +163,7 @@ class Watch:
         for key, watched in self._trees.items():
             version = self._seen(key).version
             match watched.view:
-                case ToldTree() as told:
+                case RelayedTree() as told:
                     told.update(version)
                 case TreeView() as tree if key.tree is not None:
                     tree.update(self._swarms.get(key.tree[0]), version)
@@ -239,7 +239,7 @@ class Watch:
             blob, stripe = tree
             owner = self._siblings.owner(blob) if self._siblings is not None and not key.own else None
             if owner is not None and self._joined is not None and self._others is not None:
-                told = ToldTree(self._joined, owner.id)
+                told = RelayedTree(self._joined, owner.id)
                 following = asyncio.create_task(self._others.follow_tree(blob, stripe, told))
                 self._trees[key] = _Watched(told, following=following)
             else:

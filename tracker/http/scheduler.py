@@ -64,7 +64,7 @@ from tracker.core.host import Host
 from tracker.core.preseeds.selectors import near, no_match, parse_selector
 from tracker.core.swarm import Swarm
 from tracker.http.keys import PRESEEDS, SERVICE
-from tracker.http.trackers import LOCAL_QUERY, from_others, from_owner, survey
+from tracker.http.trackers import LOCAL_QUERY, fleet_affinity, from_others, from_owner
 from tracker.preseed_service import TICK_S, PreseedService, sees
 
 NOTE = "P2pdist-Note"
@@ -443,7 +443,7 @@ async def rank(request: web.Request) -> web.Response:
         for package in wanted.named:
             await _require_package(access, identity, package)
     preseeds = request.app[PRESEEDS]
-    ranked = await preseeds.rank(wanted, lambda parts: survey(request, preseeds.affinity, parts))
+    ranked = await preseeds.rank(wanted, lambda parts: fleet_affinity(request, preseeds.affinity, parts))
     return _answer(ranked, headers={NOTE: _nobody(request, wanted)} if ranked == [] else None)
 
 

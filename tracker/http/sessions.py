@@ -104,7 +104,7 @@ async def _serve(request: web.Request, socket: Socket) -> Socket:
         identity, remote = identity_of(request), request.remote or ""
         if service.access is not None:
             identity = service.access.check_hello(hello, peer_of(request), remote)
-        replaces = await service.settle_name(hello, remote)
+        replaces = await service.resolve_name(hello, remote)
         if service.access is not None and replaces is not None:
             # It may have been revoked while the agents that say its name were asked.
             identity = service.access.check_hello(hello, peer_of(request), remote)

@@ -21,7 +21,7 @@ from p2pdist.model.trace import TRACE_BYTES_MAX, TRACE_TYPE, WANTED_HEADER, chec
 from p2pdist.transfer.connections import address_key
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
-from tracker.core.traces.ledger import Key
+from tracker.core.traces.index import Key
 from tracker.http.content import CHUNK, readable_package
 from tracker.http.keys import SERVICE
 

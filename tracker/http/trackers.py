@@ -221,7 +221,7 @@ async def held(request: web.Request) -> web.Response:
     )
 
 
-async def pool(request: web.Request) -> web.Response:
+async def candidate_hosts(request: web.Request) -> web.Response:
     """Say the same to another tracker, which picks hosts for a preseed among those of all."""
     require_tracker(request)
     return _held(request, decode_request(await request.read(), HeldRequest).blobs)
@@ -240,7 +240,7 @@ def _held(request: web.Request, blobs: Sequence[Digest]) -> web.Response:
     return _json(Held(hosts, bytes_held, spare))
 
 
-async def survey(request: web.Request, own: Affinity, parts: Parts) -> Affinity:
+async def fleet_affinity(request: web.Request, own: Affinity, parts: Parts) -> Affinity:
     """What all trackers know of the hosts that need some blobs."""
     siblings = request.app.get(SIBLINGS)
     if siblings is None:
@@ -248,13 +248,13 @@ async def survey(request: web.Request, own: Affinity, parts: Parts) -> Affinity:
     return _joined(own, parts, await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), passed_on(request)))
 
 
-def pool_of(siblings: Siblings, own: Affinity) -> Callable[[Parts], Awaitable[Affinity]]:
+def candidates_of(siblings: Siblings, own: Affinity) -> Callable[[Parts], Awaitable[Affinity]]:
     """Says what all trackers know of the hosts that a preseed may pick."""
 
-    async def survey(parts: Parts) -> Affinity:
+    async def candidates(parts: Parts) -> Affinity:
         return _joined(own, parts, await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), {}, POOL_PATH))
 
-    return survey
+    return candidates
 
 
 def _joined(own: Affinity, parts: Parts, answers: Iterable[Held]) -> Affinity:
@@ -277,11 +277,11 @@ def _joined(own: Affinity, parts: Parts, answers: Iterable[Held]) -> Affinity:
 # -- for the fleet
 
 
-async def tell_others(request: web.Request, known: Known) -> None:
+async def announce(request: web.Request, known: Known) -> None:
     """Tell the other trackers of a package that is asked for here."""
     siblings = request.app.get(SIBLINGS)
     if siblings is not None:
-        await siblings.tell(known)
+        await siblings.announce(known)
 
 
 def siblings_of(request: web.Request) -> Siblings | None:
@@ -351,7 +351,7 @@ ROUTES = (
     Route(
         "POST",
         POOL_PATH,
-        pool,
+        candidate_hosts,
         (Answer(Held),),
         request=HeldRequest,
         errors=(UsageError, TooLarge, Refused),

@@ -278,7 +278,7 @@ class Hubs:
             raise Refused(f"{path[:300]} of {name} is a blob: {file.digest}")
         # By name: that another repository has this content says nothing of whether this one does.
         key = f"content {name} {file.oid}"
-        return await self._document(key, lambda hub: hub.small(name, commit, file, shown), shown)
+        return await self._document(key, lambda hub: hub.plain_file(name, commit, file, shown), shown)
 
     async def location(self, name: HubName, commit: str, path: str, token: str = "", *, stale: str = "") -> HubLocation:
         """Where a file of LFS is read. `stale`: the address that was given last, and is not taken

@@ -20,7 +20,7 @@ LISTS_MAX = 500
 ListKind = TypeVar("ListKind", TagPage, ImageDocument)
 
 
-class KeptLists:
+class LastLists:
     """Lists by the keys of their reads. `documents` outlive the process; None: nothing does."""
 
     def __init__(self, documents: Documents | None) -> None:

@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from p2pdist.files import read_small
+from p2pdist.files import read_content
 from p2pdist.model.errors import UsageError
 from p2pdist.model.units import parse_duration
 from p2pdist.model.upstream import TAGS_TTL_S, UpstreamSettings, parse_redirects, parse_upstream, unique, upstream_of
@@ -64,7 +64,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 def read_upstreams(path: Path) -> tuple[UpstreamSettings, ...]:
     """The upstreams that a file names. Raises UsageError, which says which entry is wrong."""
     try:
-        data = read_small(path, BYTES_MAX).data
+        data = read_content(path, BYTES_MAX).data
     except OSError as error:
         raise UsageError(
             f"the upstreams in {path} cannot be read: {error.strerror}", remedy="Check --upstreams"

@@ -47,7 +47,7 @@ from p2pdist.origin.registry.authentication import PullToken
 from p2pdist.origin.registry.upstream import UpstreamRegistry, UpstreamRepository
 from tracker.reads import DocumentCache, JoinedReads, remember
 from tracker.state.documents import Documents
-from tracker.upstreams.lists import KeptLists, ListKind
+from tracker.upstreams.lists import LastLists, ListKind
 from tracker.upstreams.pauses import Pause
 
 ABSENT_S = 5.0
@@ -149,7 +149,7 @@ class Upstreams:
         """By `name@digest`, of blobs that manifests name."""
         self._confirmed: OrderedDict[str, None] = OrderedDict()
         """By `name@digest`: the registry has the blob under that name."""
-        self._lists = KeptLists(documents)
+        self._lists = LastLists(documents)
         """Tags and referrers."""
         self._open: OrderedDict[str, float] = OrderedDict()
         """By name until when the repository is taken to be open to all users."""

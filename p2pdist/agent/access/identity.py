@@ -40,7 +40,7 @@ from p2pdist.credentials.authority import (
     split_pem,
 )
 from p2pdist.credentials.join import TOKEN_BYTES_MAX, JoinToken
-from p2pdist.files import read_small
+from p2pdist.files import read_content
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Refused, Unavailable, UsageError
 from p2pdist.model.messages import Joined, JoinRequest, RenewRequest
 from p2pdist.model.url import redacted
@@ -68,7 +68,7 @@ class _Record(msgspec.Struct, frozen=True):
 def read_join_file(path: Path) -> JoinToken:
     """The join token in a file; warns where other users may read it. Raises UsageError."""
     try:
-        data, mode = read_small(path, TOKEN_BYTES_MAX)
+        data, mode = read_content(path, TOKEN_BYTES_MAX)
     except OSError as error:
         raise UsageError(
             f"the join file {path} cannot be read: {error.strerror}",

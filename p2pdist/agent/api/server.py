@@ -358,7 +358,7 @@ async def _holding(request: web.Request) -> web.Response:
     if blob is None or not agent.registry.serves(digest):
         raise NotFound(f"this agent neither holds nor fetches {digest}")
     asker = request.query.get("host", "")
-    settled = blob.complete or neighbourhood is None or neighbourhood.settled(digest, asker)
+    settled = blob.complete or neighbourhood is None or neighbourhood.has_chosen_others(digest, asker)
     return _answer(BlobHolding(len(blob.have), blob.layout.count, settled))
 
 

@@ -29,7 +29,7 @@ from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls, check_whole
 from p2pdist.agent.pull.registry import Registry
 from p2pdist.agent.pull.trees import Sources, together
-from p2pdist.core.demand.turns import SHORT_BYTES, Reading
+from p2pdist.core.demand.reading_queue import SHORT_BYTES, Reading
 from p2pdist.gateway.answers import Sent
 from p2pdist.gateway.s3.contract import Objects
 from p2pdist.gateway.s3.failures import S3Failure

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from p2pdist.files import read_small
+from p2pdist.files import read_content
 from p2pdist.gateway.s3.names import KEY_BYTES_MAX, is_bucket
 from p2pdist.gateway.s3.signatures import AccessKey
 from p2pdist.model.digest import Digest, parse_digest
@@ -82,7 +82,7 @@ def s3_settings(options: Sequence[str], path: Path | None) -> S3Settings:
 
 def _read(path: Path) -> _File:
     try:
-        file = read_small(path, FILE_BYTES_MAX)
+        file = read_content(path, FILE_BYTES_MAX)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     if len(file.data) > FILE_BYTES_MAX:

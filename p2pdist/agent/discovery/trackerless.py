@@ -104,7 +104,7 @@ class Neighbourhood:
         if not self._session.attention.answers:
             self._plans.spawn(self._plan(blob, layout, done, planned, origin=origin))
 
-    def settled(self, digest: Digest, host: str) -> bool:
+    def has_chosen_others(self, digest: Digest, host: str) -> bool:
         """Whether the sources of a pull are chosen and `host` is none of them."""
         counted = self._counted.get(digest)
         return self._session.connected if counted is None else host not in counted

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.trees import Sources
-from p2pdist.core.demand.turns import Reading
+from p2pdist.core.demand.reading_queue import Reading
 from p2pdist.model.catalog import Stored
 from p2pdist.model.device import DeviceChunk
 from p2pdist.model.digest import Digest

@@ -43,7 +43,7 @@ class TraceSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ViewContent:
     """What a view shows: trees, bottom to top, and where their contents lie in cells."""
 
     trees: Sequence[Sequence[Entry]]
@@ -61,7 +61,7 @@ class Start:
         self.traces, self._reference, self._entry, self._records = traces, reference, entry, records
         self._read_ms: dict[int, int] | None = None
         """By cell when it was read first, in order; None while nothing is recorded."""
-        self._shown: Shown | None = None
+        self._shown: ViewContent | None = None
         """None until the view is mounted, and once the recording has ended."""
         self._mounted_at = 0.0
         self._ending: asyncio.TimerHandle | None = None
@@ -73,7 +73,7 @@ class Start:
             self._read_ms = {}
         self.trace.set_result(trace)
 
-    def mounted(self, shown: Shown) -> None:
+    def mounted(self, shown: ViewContent) -> None:
         """The view is mounted: the recording begins."""
         loop = asyncio.get_running_loop()
         self._mounted_at, self._shown = loop.time(), shown
@@ -118,7 +118,7 @@ class Traces:
             logger.info("%s starts without a trace: %s", reference, str(error) or "the tracker does not answer")
             return None, False
 
-    def state(self, reference: str, entry: str, shown: Shown, read_ms: Mapping[int, int], lasted_ms: int) -> None:
+    def state(self, reference: str, entry: str, shown: ViewContent, read_ms: Mapping[int, int], lasted_ms: int) -> None:
         """Give the tracker what a start read, while the agent goes on."""
         self._tasks.spawn(self._state(reference, entry, shown, read_ms, lasted_ms))
 
@@ -127,7 +127,7 @@ class Traces:
         await self._tasks.stop()
 
     async def _state(
-        self, reference: str, entry: str, shown: Shown, read_ms: Mapping[int, int], lasted_ms: int
+        self, reference: str, entry: str, shown: ViewContent, read_ms: Mapping[int, int], lasted_ms: int
     ) -> None:
         trace = await asyncio.to_thread(recorded, shown, read_ms, lasted_ms)
         try:
@@ -138,7 +138,7 @@ class Traces:
             logger.info("the tracker has a trace of %s %s: %d chunks", reference, entry, trace.chunks)
 
 
-def recorded(shown: Shown, read_ms: Mapping[int, int], lasted_ms: int) -> Trace:
+def recorded(shown: ViewContent, read_ms: Mapping[int, int], lasted_ms: int) -> Trace:
     """The trace of a start that read cells at these times, with the paths at which its contents
     are; those of upper layers count. In a thread."""
     builder = TraceBuilder()

@@ -39,7 +39,7 @@ from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
 from p2pdist.agent.lazy.readahead import ReadAhead
 from p2pdist.agent.lazy.stalls import Stalls
-from p2pdist.agent.lazy.traces import Shown, Start, Traces
+from p2pdist.agent.lazy.traces import Start, Traces, ViewContent
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
@@ -51,10 +51,10 @@ from p2pdist.model.messages import LazyStatus, PullRequest, PullStatus
 from p2pdist.model.modelpack import is_model
 from p2pdist.model.trace import entry_name, inherit
 from p2pdist.model.tree import Entry
+from p2pdist.mount.lazy.fill_method import FUSE, METHODS, FillMethod, supervise
 from p2pdist.mount.lazy.plain import cover, identity, write_plain
 from p2pdist.mount.lazy.trial import Choice, choose
 from p2pdist.mount.lazy.view import LazyPackage, arrangement_of, cells_of, device_bytes, is_filled, mark_filled
-from p2pdist.mount.lazy.ways import FUSE, WAYS, Way, supervise
 from p2pdist.mount.sight import Identity
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, READ, WHOLE, Notice
@@ -228,10 +228,10 @@ class LazyView:
 
     # -- the package
 
-    def cut(self, way: Way) -> None:
-        """Have its device in the cells of the way in which it will be filled. Before it is
+    def cut(self, method: FillMethod) -> None:
+        """Have its device in the cells of the method by which it will be filled. Before it is
         served."""
-        self._filler.device.cells = way.cells
+        self._filler.device.cells = method.cells
 
     def begin(self) -> None:
         """Begin to pull the package, in the background and until it is here."""
@@ -335,7 +335,7 @@ class LazyView:
             self._served, self.images.directory = True, directory
             if self._start is not None and self.layout is not None and None not in self.layers:
                 trees = [entries for entries in self.layers if entries is not None]
-                self._start.mounted(Shown(trees, self.layout, self._filler.device.cells))
+                self._start.mounted(ViewContent(trees, self.layout, self._filler.device.cells))
             self._spawn(self._serve(directory))
 
     async def _serve(self, directory: Path) -> None:
@@ -670,7 +670,7 @@ class LazyViews:
         try:
             view.begin()
             if root:  # the metadata comes while the ways are tried
-                view.cut(await self.way(found.manifest))
+                view.cut(await self.fill_method(found.manifest))
             package = await asyncio.shield(view.known)
             if package is None:
                 await view.close()
@@ -695,10 +695,10 @@ class LazyViews:
         limit_s = self._settings.limit_s
         return LazyView(self._store, self._pulls, self._fetcher, reference, limit_s, self.stalls, cells, start)
 
-    async def way(self, manifest: Manifest) -> Way:
-        """The way to fill a view of a package on this host. Raises Conflict (`eager`) where there
-        is none."""
-        names = [way.name for way in WAYS if not self._settings.ways or way.name in self._settings.ways]
+    async def fill_method(self, manifest: Manifest) -> FillMethod:
+        """The method to fill a view of a package on this host. Raises Conflict (`eager`) where
+        there is none."""
+        names = [method.name for method in METHODS if not self._settings.ways or method.name in self._settings.ways]
         if images_of(manifest):
             names = [name for name in names if name == FUSE.name]
         key = tuple(names)
@@ -706,12 +706,12 @@ class LazyViews:
         if trial is None:
             trial = self._choices[key] = asyncio.create_task(asyncio.to_thread(choose, self._work, key))
         choice = await asyncio.shield(trial)
-        if choice.way is None:
+        if choice.method is None:
             # What was in the way may go: a full disk, too many processes.
             asyncio.get_running_loop().call_later(TRIED_AGAIN_S, self._forget_choice, key, trial)
             what = "only FUSE fills images" if images_of(manifest) else "no way to fill it works here"
             raise eager(f"{what} ({'; '.join(choice.reasons) or 'it is not among the --lazy-way of the agent'})")
-        return choice.way
+        return choice.method
 
     def _forget_choice(self, key: tuple[str, ...], trial: asyncio.Task[Choice]) -> None:
         if self._choices.get(key) is trial:

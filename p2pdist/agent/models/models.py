@@ -126,7 +126,7 @@ class Snapshot:
         """One of these, not yet held, and its pull; None when the blob is complete."""
         return await self._models.fetch(self._name, self.commit, self._files[digest], priority=priority)
 
-    async def bring_small(self) -> None:
+    async def bring_documents(self) -> None:
         """Have the other files in the store, as many as it keeps."""
         if len(self._commit.files) > KEPT_FILES_MAX:
             return

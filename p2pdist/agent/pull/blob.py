@@ -24,7 +24,7 @@ from p2pdist.agent.pull.origin import RangeSource
 from p2pdist.agent.pull.streams import BlobWriters, PullContext, PullStreams
 from p2pdist.agent.pull.vouched import VouchedPull
 from p2pdist.agent.tasks import Tasks
-from p2pdist.core.demand.turns import SHORT_BYTES, Reading, Turns
+from p2pdist.core.demand.reading_queue import SHORT_BYTES, Reading, ReadingQueue
 from p2pdist.core.download.download import Download
 from p2pdist.core.download.events import (
     AskTicket,
@@ -258,7 +258,7 @@ class BlobPull:
         )
         self.unreached, self.leave_revoked = self._streams.unreached, self._streams.leave_revoked
         self._reported: tuple[int, ...] = tuple(self._download.counts)
-        self._waits, self._unreported, self.turns = PieceWaits(), Unreported(), Turns()
+        self._waits, self._unreported, self.turns = PieceWaits(), Unreported(), ReadingQueue()
         self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._outcome: tuple[P2PDistError | None] | None = None
@@ -302,7 +302,7 @@ class BlobPull:
         read = self._swarm.reading if self._swarm is not None else ()
         parents = tuple("" if stripe in read else host for stripe, host in enumerate(self._download.parents()))
         by_swarm = self._core.report_swarm()
-        shown, vouched = self._context.shown(self.blob.digest), self.vouched is not None
+        shown, vouched = self._context.proof(self.blob.digest), self.vouched is not None
         return Holding(
             self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, by_swarm, *shown, vouched
         )
@@ -324,7 +324,7 @@ class BlobPull:
         under way and are opened again, with the ticket that came with the plan."""
         if reopen:
             self._streams.reopen()
-        self._streams.pace(plan)
+        self._streams.limit_rates(plan)
         if self._swarm is not None:
             self._swarm.planned(plan)
         self._mail.context.run(self._submit, Planned(plan))

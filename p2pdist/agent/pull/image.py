@@ -58,7 +58,7 @@ class HubSnapshot(Protocol):
     async def fetch(self, digest: Digest, priority: Priority) -> tuple[Blob, BlobPull | None]:
         """One of these, not yet held, and its pull; None when the blob is complete."""
 
-    async def bring_small(self) -> None:
+    async def bring_documents(self) -> None:
         """Have the other files in the store."""
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from p2pdist.agent.sealed import ask_keys
+from p2pdist.agent.sealed_packages import ask_keys
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, Unsuitable

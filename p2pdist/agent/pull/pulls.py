@@ -27,7 +27,7 @@ from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.image import BLOBS_AT_ONCE, SMALL_BLOBS_AT_ONCE, FetchBlob, HubSource, ImagePull, ImageSource
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import Sources, TreePull, together
-from p2pdist.agent.sealed import Follow, Opening, Sealed
+from p2pdist.agent.sealed_packages import Follow, Opening, Sealed
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import (
     Conflict,
@@ -702,7 +702,7 @@ async def _bring_commit(pulls: Pulls, pull: Pull) -> None:
     if (models := pulls._models) is None:
         raise Unavailable("this agent reads no hub")
     found = await models.find(parse_hub(pull.reference), lambda text: setattr(pull, "note", text))
-    await together([_bring_blobs(pulls, pull, found.commit, found.blobs, found.fetch), found.bring_small()])
+    await together([_bring_blobs(pulls, pull, found.commit, found.blobs, found.fetch), found.bring_documents()])
 
 
 async def _bring_blobs(pulls: Pulls, pull: Pull, name: str, blobs: Sequence[Descriptor], fetch: FetchBlob) -> None:

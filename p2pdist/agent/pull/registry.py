@@ -133,7 +133,7 @@ class PullResources:
         """Whether nothing may come from a host any more."""
         return self.access.peers.is_revoked_source(host)
 
-    def shown(self, blob: Digest) -> tuple[str, Selected | None]:
+    def proof(self, blob: Digest) -> tuple[str, Selected | None]:
         """What a holding of a blob shows while access is on: the ticket, and what the blob was
         selected from."""
         return self.access.tickets.get(blob), self.access.names.selected(blob) if self.access.peers.on else None
@@ -474,7 +474,7 @@ async def _claimed(store: BlobStore, digest: Digest, claim: Callable[[], Blob]) 
 def _holding_of(blob: Blob, resources: PullResources) -> Holding:
     layout = blob.layout
     counts = tuple(blob.have.stripe_counts(layout.stripes))
-    ticket, selected = resources.shown(blob.digest)
+    ticket, selected = resources.proof(blob.digest)
     matched = blob.whole and layout == vouched_layout(layout.size)
     return Holding(
         blob.digest,

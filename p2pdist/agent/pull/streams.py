@@ -80,7 +80,7 @@ class PullContext(Protocol):
     def is_revoked(self, host: str) -> bool:
         """Whether nothing may come from a host any more."""
 
-    def shown(self, blob: Digest) -> tuple[str, Selected | None]:
+    def proof(self, blob: Digest) -> tuple[str, Selected | None]:
         """What a holding of a blob shows to a tracker: a ticket, and what it was selected from."""
 
     def ask_ticket(self, blob: Digest, holding: Callable[[], Holding], *, refused: bool = False) -> None:
@@ -303,7 +303,7 @@ class PullStreams:
 
     def _ticket(self) -> dict[str, str]:
         """The header field that shows this host's ticket for the blob, if it has one."""
-        ticket, _ = self._context.shown(self._blob.digest)
+        ticket, _ = self._context.proof(self._blob.digest)
         return {TICKET_HEADER: ticket} if ticket else {}
 
     def cut_short(self) -> None:
@@ -324,7 +324,7 @@ class PullStreams:
             if isinstance(stream, IncomingStream):
                 stream.finish_piece_and_close()
 
-    def pace(self, plan: Plan) -> None:
+    def limit_rates(self, plan: Plan) -> None:
         """Keep to the rates of a plan: streams from a parent that stays are opened anew, with
         another one, after the pieces under way."""
         for choice in plan.stripes:

@@ -257,7 +257,7 @@ class VouchedPull:
         """Tell the tracker all that is known of the list."""
         self.restate()
         basis: Basis = "whole" if self.list.proven else "told"
-        for known in statements(self._blob.digest, self.list.view.told(), basis):
+        for known in statements(self._blob.digest, self.list.view.from_others(), basis):
             self._context.send(known)
 
     def receive(self, message: Listed | Reread | Recall) -> None:

@@ -75,7 +75,7 @@ class Sources:
             del self._sources[SOURCES_MAX - 1 : -1]
 
     @property
-    def blamed(self) -> set[str]:
+    def suspects(self) -> set[str]:
         """The repositories whose bytes may be wrong when the whole is; of several that gave bytes,
         those that did not give all."""
         return self._gave & self._refused if len(self._gave) > 1 else set(self._gave)
@@ -195,8 +195,8 @@ class VouchedBlobs:
             return
         self._dropping.setdefault(digest, asyncio.Event())
         self._tasks.spawn(self._drop(digest))
-        if sources is not None and (blamed := sources.blamed):
-            self.wrong.note(blamed, digest, size, error.what, WRONG_S)
+        if sources is not None and (suspects := sources.suspects):
+            self.wrong.note(suspects, digest, size, error.what, WRONG_S)
         elif sources is not None:
             self.wrong.note(sources.repositories, digest, size, error.what, SUSPECT_S)
 

@@ -47,9 +47,9 @@ class PullFailures:
         reason = printable(f"{pull.error.slug}: {pull.error.what}")[:REASON_CHARACTERS_MAX]
         digest = pull.digest if is_digest(pull.digest) else ""
         self._waiting.append((time.monotonic(), PullFailed(pull.reference[:512], reason, digest)))
-        self.tell()
+        self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Send what waits, if the tracker answers."""
         if not self._session.connected:
             return

@@ -52,12 +52,12 @@ def _available(ctx: click.Context) -> Iterator[str]:
 
 def _tags(layout: Path) -> Iterator[str]:
     """The tags of an OCI layout."""
-    from p2pdist.files import read_small
+    from p2pdist.files import read_content
     from p2pdist.model.errors import P2PDistError
     from p2pdist.origin.index import Index
 
     try:
-        data = read_small(layout / "index.json", INDEX_BYTES_MAX).data
+        data = read_content(layout / "index.json", INDEX_BYTES_MAX).data
         yield from (name for name, _ in Index(data, str(layout)).tags())
     except (OSError, P2PDistError):
         return  # there is none, or it is none

@@ -10,7 +10,7 @@ import msgspec
 
 from p2pdist.cli.runtimes import edits
 from p2pdist.cli.runtimes.files import HostFiles
-from p2pdist.cli.runtimes.record import Installation, KeptFile, Record, load_record, save_record, text_digest
+from p2pdist.cli.runtimes.record import Installation, Record, WrittenFile, load_record, save_record, text_digest
 from p2pdist.cli.runtimes.runtimes import all_notes, runtime_of
 from p2pdist.model.errors import P2PDistError
 
@@ -36,7 +36,7 @@ class Outcome(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class _Planned:
     change: Change
-    kept: KeptFile | None
+    kept: WrittenFile | None
     """None when the file is ours no longer."""
 
 
@@ -115,11 +115,11 @@ def _plan(files: HostFiles, record: Record, wanted: Record) -> Iterator[_Planned
             change = "changed" if path in adds else "restored"
         keep = None
         if path in adds and after is not None and after != before:
-            keep = KeptFile(before, text_digest(after))
+            keep = WrittenFile(before, text_digest(after))
         yield _Planned(Change(path, change, current, after), keep)
 
 
-def _before(path: str, current: str | None, kept: KeptFile | None, record: Record) -> str | None:
+def _before(path: str, current: str | None, kept: WrittenFile | None, record: Record) -> str | None:
     """What a file said, or would say, without the mirror."""
     if current is None:
         return None

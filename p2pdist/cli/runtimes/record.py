@@ -28,7 +28,7 @@ class Installation(msgspec.Struct, frozen=True):
     """Where its hosts.toml files are, when that was given."""
 
 
-class KeptFile(msgspec.Struct, frozen=True):
+class WrittenFile(msgspec.Struct, frozen=True):
     """A file that was written."""
 
     before: str | None
@@ -41,7 +41,7 @@ class Record(msgspec.Struct, frozen=True):
     """Runtimes by their names, files by their paths."""
 
     runtimes: dict[str, Installation] = {}
-    files: dict[str, KeptFile] = {}
+    files: dict[str, WrittenFile] = {}
     directories: tuple[str, ...] = ()
     """The directories that were made for these files and the record."""
 
@@ -52,7 +52,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def text_digest(text: str) -> str:
-    """What `KeptFile.wrote` says of a text."""
+    """What `WrittenFile.wrote` says of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -551,7 +551,7 @@ async def _serve(
         agent.pulls.observe(traced.pulled)
         agent.package_mounts.observe = traced.mounted
     daemon.name_packages(agent.access.names.reference)
-    runners, watchdog = [], asyncio.create_task(daemon.tell_watchdog())
+    runners, watchdog = [], asyncio.create_task(daemon.notify_watchdog())
     try:
         public, local = make_apps(agent)
         runners.append(
@@ -572,10 +572,10 @@ async def _serve(
         if agent.tls is None:
             _warn_of_strangers(address[0])
         logger.info("host=%s listening on %s socket=%s", settings.host, address_text(*address), socket)
-        daemon.tell_manager(daemon.READY)
+        daemon.notify_manager(daemon.READY)
         await agent.drained()
     finally:
-        daemon.tell_manager(daemon.STOPPING)
+        daemon.notify_manager(daemon.STOPPING)
         watchdog.cancel()
         await daemon.stop_listening(runners)
         if len(runners) >= 2:  # else the socket may be another agent's

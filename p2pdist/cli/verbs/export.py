@@ -129,7 +129,7 @@ class _Export:
     def _stage(self, layout: LocalLayout, purpose: str) -> AbstractContextManager[Path]:
         """A directory for what is made on the way: in the layout or, where that may only be read,
         beside what is written."""
-        from p2pdist.origin.drafts import stage_directory
+        from p2pdist.origin.temporary_files import stage_directory
         from p2pdist.package.archive.export import is_stream
 
         if os.access(layout.directory, os.W_OK):
@@ -157,8 +157,8 @@ class _Export:
 
     async def _write_model(self, reference: Reference, manifest: Manifest, layout: LocalLayout, stage: Path) -> None:
         """The layout appears whole or not at all."""
-        from p2pdist.origin.drafts import stage_directory
         from p2pdist.origin.layout import LocalLayout
+        from p2pdist.origin.temporary_files import stage_directory
         from p2pdist.package.modelpack import export_model, pack_model
 
         target = self._target.absolute()
@@ -193,7 +193,7 @@ class _Export:
 
     async def _write_directory(self, manifest: Manifest, layout: LocalLayout) -> None:
         """The directory appears whole or not at all."""
-        from p2pdist.origin.drafts import stage_directory
+        from p2pdist.origin.temporary_files import stage_directory
 
         target = self._target.absolute()
         if os.path.lexists(target):

@@ -81,7 +81,7 @@ def listing(access: Path, as_json: bool) -> None:
     Example:
       p2pdist key list
     """
-    from p2pdist.sealing import recipient_of
+    from p2pdist.encryption import recipient_of
 
     directory = _directory(access)
     patterns = {rule.key: pattern for pattern, rule in directory.rules().sealed.items() if rule.key}
@@ -118,8 +118,8 @@ def rewrap(name: str, refs: tuple[str, ...], access: Path, origin: str | None, a
     Example:
       p2pdist key rewrap team-a team-a/trainer:v1 --origin s3://packages/prod
     """
-    from p2pdist.package.repository.sealed import rewrap as rewrap_package
-    from p2pdist.sealing import recipient_of, unwrap
+    from p2pdist.encryption import recipient_of, unwrap
+    from p2pdist.package.repository.sealed_push import rewrap as rewrap_package
 
     identities = _directory(access).identities(name)
     references = [parse_reference(ref) for ref in refs]

@@ -139,7 +139,7 @@ async def _order(tracker: str, order: PreseedRequest, share: float | None, *, qu
         said_at, said, is_away = asyncio.get_running_loop().time(), "", False
         with output.Progress(quiet=quiet) as bar:
 
-            def told(found: Progress) -> None:
+            def report(found: Progress) -> None:
                 nonlocal said_at, said, is_away
                 is_away = False
                 bar(found.package.partition("@")[0], found.bytes_done, found.bytes_total)
@@ -157,7 +157,7 @@ async def _order(tracker: str, order: PreseedRequest, share: float | None, *, qu
                 is_away = True
 
             bar(preseed.package.partition("@")[0], preseed.bytes_done, preseed.bytes_total)
-            return await client.wait(preseed.id, quorum=share, pause_s=WAIT_S, told=told, away=away)
+            return await client.wait(preseed.id, quorum=share, pause_s=WAIT_S, told=report, away=away)
 
 
 def _waits_for(preseed: Progress) -> str:

@@ -103,6 +103,6 @@ async def push_to(
         from p2pdist.package.repository.push import push
 
         return await push(reference, local, central, on_progress=progress)
-    from p2pdist.package.repository.sealed import push_encrypted
+    from p2pdist.package.repository.sealed_push import push_encrypted
 
     return await push_encrypted(reference, local, central, encrypt_to, on_progress=progress)

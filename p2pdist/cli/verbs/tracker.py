@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tracker.callbacks import CallbackSettings
     from tracker.cluster.siblings import Siblings
     from tracker.core.fleet import Fleet
-    from tracker.history.keeper import HistoryKeeper
+    from tracker.history.recorder import HistoryRecorder
     from tracker.hosts.drains import Drains
     from tracker.networks import Network
     from tracker.policies import PolicyFile
@@ -418,13 +418,13 @@ async def _join_cluster(
 
 async def _until_stopped(siblings: Siblings | None) -> None:
     """Return when this process is to end, and the other trackers have its blobs."""
-    from p2pdist.cli.daemon import READY, STOPPING, tell_manager, tell_watchdog, until_stopped
+    from p2pdist.cli.daemon import READY, STOPPING, notify_manager, notify_watchdog, until_stopped
 
-    watchdog = asyncio.create_task(tell_watchdog())
-    tell_manager(READY)
+    watchdog = asyncio.create_task(notify_watchdog())
+    notify_manager(READY)
     await until_stopped()
     watchdog.cancel()
-    tell_manager(STOPPING)
+    notify_manager(STOPPING)
     if siblings is not None:
         await siblings.cluster.hand_over()
 
@@ -435,11 +435,11 @@ async def _leave_cluster(siblings: Siblings | None) -> None:
         await siblings.cluster.stop()
 
 
-def _history(state: str, part: _ClusterPart | None, fleet: Fleet) -> HistoryKeeper:
-    from tracker.history.keeper import HistoryKeeper
+def _history(state: str, part: _ClusterPart | None, fleet: Fleet) -> HistoryRecorder:
+    from tracker.history.recorder import HistoryRecorder
     from tracker.state.history import HistoryDatabase
 
-    return HistoryKeeper(fleet.history, HistoryDatabase(state, part.id if part is not None else ""))
+    return HistoryRecorder(fleet.history, HistoryDatabase(state, part.id if part is not None else ""))
 
 
 def _remember(service: Service, preseeds: PreseedService, drains: Drains, where: str) -> list[asyncio.Task[None]]:

@@ -286,13 +286,13 @@ class _Maker:
     def _make_variant(self, directory: int, entry: File, mode: int, variant: str) -> bool:
         """Make a variant, or make it anew; it gets its name when it is whole. False when it cannot
         be made."""
-        draft = b".%s" % secrets.token_hex(8).encode()
+        temporary = b".%s" % secrets.token_hex(8).encode()
         try:
-            self._new_file(entry, draft, directory, mode)
-            os.rename(draft, variant, src_dir_fd=directory, dst_dir_fd=directory)
+            self._new_file(entry, temporary, directory, mode)
+            os.rename(temporary, variant, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException as error:
             with contextlib.suppress(OSError):
-                os.unlink(draft, dir_fd=directory)
+                os.unlink(temporary, dir_fd=directory)
             if not isinstance(error, OSError):
                 raise
             logger.info("the variant %s cannot be kept: %s", variant, error)

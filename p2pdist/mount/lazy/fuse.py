@@ -47,7 +47,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from p2pdist.mount import kernel
-from p2pdist.mount.supervisor.process import AGENTS_MAX, leave_service, spare_memory_killer
+from p2pdist.mount.supervisor.process import AGENTS_MAX, avoid_memory_killer, leave_service
 from p2pdist.mount.supervisor.protocol import (
     ANSWER,
     BLOCK_BYTES,
@@ -505,7 +505,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_MAX if most < 0 else min(FILES_MAX, most), most))
     try:
         leave_service()
-        spare_memory_killer()
+        avoid_memory_killer()
         shared = _prepare(directory, limit_s, [int(word) for word in sys.argv[3:]])
     except OSError as error:
         sys.stderr.write(f"{error.strerror}{f': {error.filename}' if error.filename else ''}\n")

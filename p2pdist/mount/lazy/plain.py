@@ -37,8 +37,8 @@ from p2pdist.model.device import DeviceLayout
 from p2pdist.model.tree import Entry
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import Device, is_image, mount_image, write_image_to
+from p2pdist.mount.lazy.fill_method import FANOTIFY
 from p2pdist.mount.lazy.view import TREE_IMAGE, is_filled
-from p2pdist.mount.lazy.ways import FANOTIFY
 from p2pdist.mount.overlay import merge, unmount_layers
 from p2pdist.mount.records import Record, are_covered, changing, records, views_at
 from p2pdist.mount.sight import NOTHING, Identity, seen

@@ -1,4 +1,5 @@
-"""Which way to fill lazy views works on this host: each is tried with a small view, best first."""
+"""Which method to fill lazy views works on this host: each is tried with a small view, best
+first."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from pathlib import Path
 from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.tree import File, content_hash
+from p2pdist.mount.lazy.fill_method import METHODS, FillMethod
 from p2pdist.mount.lazy.view import LazyPackage, cells_of, mount_lazy, view_directory
-from p2pdist.mount.lazy.ways import WAYS, Way
 from p2pdist.mount.records import process
 from p2pdist.mount.supervisor.protocol import ANSWER, FAULT, NOTICE, ORDER, Notice, connect
 from p2pdist.mount.views import unmount_view
@@ -31,35 +32,36 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The way that works, None for none, and why those before it do not, a line each."""
+    """The method that works, None for none, and why those before it do not, a line each."""
 
-    way: Way | None
+    method: FillMethod | None
     reasons: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
-        """One line that says which way and why."""
+        """One line that says which method and why."""
         because = f" ({'; '.join(self.reasons)})" if self.reasons else ""
-        return f"{self.way.name if self.way else 'none'}{because}"
+        return f"{self.method.name if self.method else 'none'}{because}"
 
 
 def choose(work: Path, names: Sequence[str]) -> Choice:
     """Try the ways with these `names`, with the records of mounts in `work`."""
     reasons: list[str] = []
     chosen = None
-    for way in WAYS:
-        if chosen is None and way.name in names:
-            reason = attempt(way, work)
-            chosen = None if reason else way
+    for method in METHODS:
+        if chosen is None and method.name in names:
+            reason = attempt(method, work)
+            chosen = None if reason else method
             if reason:
-                reasons.append(f"{way.name}: {reason}")
+                reasons.append(f"{method.name}: {reason}")
     choice = Choice(chosen, tuple(reasons))
     logger.info("lazy views are filled by %s", choice.line)
     return choice
 
 
-def attempt(way: Way, work: Path) -> str:
-    """Show a file in one way and read it: "" where it has what was filled, else what is wrong."""
+def attempt(method: FillMethod, work: Path) -> str:
+    """Show a file by one method and read it: "" where it has what was filled, else what is
+    wrong."""
     if os.geteuid() != 0:
         return "it needs root"
     name = content_hash(_CONTENT)
@@ -71,7 +73,7 @@ def attempt(way: Way, work: Path) -> str:
         return f"{error.strerror}: {work.parent}"
     target = scratch / "view"
     try:
-        mount_lazy(package, target, work=work, way=way, owner=process(os.getpid()))
+        mount_lazy(package, target, work=work, method=method, owner=process(os.getpid()))
         try:
             return _read(target, work)
         finally:

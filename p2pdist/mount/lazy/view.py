@@ -22,8 +22,8 @@ from p2pdist.model.device import ARRANGEMENT, BLOCK_BYTES, Cells, DeviceLayout
 from p2pdist.model.errors import Corrupt, Unavailable
 from p2pdist.model.tree import Entry
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
+from p2pdist.mount.lazy.fill_method import FANOTIFY, FUSE, REMEDY, FillMethod, fuse_loop, method_of, supervise
 from p2pdist.mount.lazy.fuse import IMAGE
-from p2pdist.mount.lazy.ways import FANOTIFY, FUSE, REMEDY, Way, fuse_loop, supervise, way_of
 from p2pdist.mount.overlay import merge
 from p2pdist.mount.records import LAZY, Process, Record, new_id, records, take_down
 from p2pdist.mount.squashfs import mount_device
@@ -58,18 +58,18 @@ def mount_lazy(
     target: Path,
     *,
     work: Path,
-    way: Way = FANOTIFY,
+    method: FillMethod = FANOTIFY,
     writable: bool = False,
     label: str = "",
     at: int | None = None,
     owner: Process | None = None,
     served: Callable[[Path], object] = lambda directory: None,
 ) -> MountedView:
-    """Mount layers at `target` while none of their contents need be here, which come in one `way`;
-    other arguments are those of `mount_view`. From the moment when `served` is called with the
-    directory of the view an agent must be connected to the supervisor: mounting a SquashFS image
-    reads it already. Raises Unavailable where this host has no such views, Conflict for a target in
-    use, and P2PDistError; then nothing is left behind."""
+    """Mount layers at `target` while none of their contents need be here, which come in one
+    `method`; other arguments are those of `mount_view`. From the moment when `served` is called
+    with the directory of the view an agent must be connected to the supervisor: mounting a SquashFS
+    image reads it already. Raises Unavailable where this host has no such views, Conflict for a
+    target in use, and P2PDistError; then nothing is left behind."""
     target, work = check_target(target, at), work.resolve()
     record = Record(new_id(), str(target), LAZY, (), label=label, writable=writable, owner=str(owner or ""))
     try:
@@ -77,12 +77,12 @@ def mount_lazy(
             record = begin(record, work)
             directory = record.directory(work)
             with ThreadPoolExecutor(1) as beside:  # while the program that supervises begins
-                images = beside.submit(_write_images, package, directory, way)
-                _supervise(package, directory, way)
+                images = beside.submit(_write_images, package, directory, method)
+                _supervise(package, directory, method)
                 images.result()
             served(directory)
             place = target if at is None else Path(f"/proc/self/fd/{at}")
-            _mount(package, directory, place, way, source=record.source, writable=writable)
+            _mount(package, directory, place, method, source=record.source, writable=writable)
         except BaseException:
             dismiss(record.directory(work))
             take_down(record, work, lazily=True)
@@ -91,7 +91,7 @@ def mount_lazy(
         raise failed(target, error) from error
     count = f"{len(package.layers)} layers" if len(package.layers) > 1 else "1 layer"
     state = "writable" if writable else "read-only"
-    return MountedView(target, LAZY, f"lazy: {way.name}, {count}, {state}; contents come when they are read")
+    return MountedView(target, LAZY, f"lazy: {method.name}, {count}, {state}; contents come when they are read")
 
 
 def view_directory(target: Path | str, work: Path) -> Path | None:
@@ -103,7 +103,7 @@ def view_directory(target: Path | str, work: Path) -> Path | None:
 
 def cells_of(directory: Path) -> Cells:
     """The cells of the device of the view with this directory."""
-    return way_of(directory).cells
+    return method_of(directory).cells
 
 
 def arrangement_of(directory: Path) -> int:
@@ -128,20 +128,20 @@ def mark_filled(directory: Path) -> None:
     (directory / MARK).touch()
 
 
-def _supervise(package: LazyPackage, directory: Path, way: Way) -> None:
+def _supervise(package: LazyPackage, directory: Path, method: FillMethod) -> None:
     """Make the files that are read and have them supervised. Raises Unavailable, OSError."""
     (directory / ARRANGED).write_text(str(package.layout.arrangement))
     with (directory / DEVICE).open("xb") as device:
-        device.truncate(device_bytes(package.layout, way.cells))
+        device.truncate(device_bytes(package.layout, method.cells))
     images = [layer for layer in package.layers if isinstance(layer, Path)]
-    assert not images or way is FUSE
+    assert not images or method is FUSE
     place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for number, image in enumerate(images, 1):
             os.link(image, f"{IMAGE}{number}", dst_dir_fd=place)  # with a descriptor it follows links
     finally:
         os.close(place)
-    supervise(directory, package.limit_s, way=way)
+    supervise(directory, package.limit_s, method=method)
 
 
 def device_bytes(layout: DeviceLayout, cells: Cells) -> int:
@@ -149,8 +149,8 @@ def device_bytes(layout: DeviceLayout, cells: Cells) -> int:
     return max(cells.file_size(layout.size), BLOCK_BYTES)
 
 
-def _write_images(package: LazyPackage, directory: Path, way: Way) -> None:
-    device = Device(package.layout.size, package.layout.first_blocks(), way.cells)
+def _write_images(package: LazyPackage, directory: Path, method: FillMethod) -> None:
+    device = Device(package.layout.size, package.layout.first_blocks(), method.cells)
     for number, layer in enumerate(package.layers, _EMPTY + 1):
         if not isinstance(layer, Path):
             write_image(layer, _image(directory, number), device)
@@ -160,10 +160,12 @@ def _image(directory: Path, number: int) -> Path:
     return directory / f"{number}{TREE_IMAGE}"
 
 
-def _mount(package: LazyPackage, directory: Path, place: Path, way: Way, *, source: str, writable: bool) -> None:
+def _mount(
+    package: LazyPackage, directory: Path, place: Path, method: FillMethod, *, source: str, writable: bool
+) -> None:
     images = itertools.count(1)
     (directory / str(_EMPTY)).mkdir()
-    with way.device(directory) as path:
+    with method.device(directory) as path:
         for number, layer in enumerate(package.layers, _EMPTY + 1):
             point = directory / str(number)
             point.mkdir()
@@ -173,7 +175,7 @@ def _mount(package: LazyPackage, directory: Path, place: Path, way: Way, *, sour
                     mount_device(loop, directory / name, point)
             else:
                 try:
-                    mount_image(_image(directory, number), point, path, looped=way.looped)
+                    mount_image(_image(directory, number), point, path, looped=method.looped)
                 except (OSError, Corrupt) as error:  # the image is new, so the kernel is what lacks something
                     reason = error.what if isinstance(error, Corrupt) else error.strerror
                     raise Unavailable(f"this host has no lazy views: {reason}", remedy=REMEDY) from error

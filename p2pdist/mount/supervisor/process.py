@@ -434,7 +434,7 @@ def leave_service() -> None:
         raise OSError(errno.EPERM, "it cannot leave the control group of the agent's service")
 
 
-def spare_memory_killer() -> None:
+def avoid_memory_killer() -> None:
     """Have the kernel end other processes first where memory runs out, as far as that is
     allowed."""
     for score in (-1000, 0):
@@ -455,7 +455,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (KEYS_MAX if most < 0 else min(KEYS_MAX, most), most))
     try:
         leave_service()
-        spare_memory_killer()
+        avoid_memory_killer()
         supervisor = _Supervisor(directory, limit_s, held)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")

@@ -106,7 +106,7 @@ class HubClient:
                     raise self._away(method, url, error) from error
             return
 
-    async def small(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
+    async def read_body(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
         """The whole body. Raises Corrupt where it is encoded, over `limit` bytes or ends early."""
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise Corrupt(f"{self.url} encodes {response.url.path}, which changes its bytes")

@@ -125,7 +125,7 @@ class UpstreamHub:
                     raise
             # Mirrors and hubs of other makers may not have that route.
             async with self._client.request("GET", self._api(name), token=token) as response:
-                gate = _decoded(await self._client.small(response, INFO_BYTES_MAX), _Gate, self.url)
+                gate = _decoded(await self._client.read_body(response, INFO_BYTES_MAX), _Gate, self.url)
             if gate.gated:
                 raise failure(Refused(f"{name} is gated at {self.url}, which does not say for whom"), "GatedRepo", 403)
 
@@ -133,7 +133,7 @@ class UpstreamHub:
         """The commit that a branch, tag or commit names, and what the hub says of it."""
         url = self._api(name, f"/revision/{quote(revision, safe='')}")
         async with self._in_time(TIMEOUT_S), self._client.request("GET", url, token=token) as response:
-            data = await self._client.small(response, INFO_BYTES_MAX)
+            data = await self._client.read_body(response, INFO_BYTES_MAX)
         commit = await asyncio.to_thread(_commit, data, name, self.url)
         if is_commit(revision) and commit != revision:
             raise Corrupt(f"{self.url} names another commit for {name} at {revision}")
@@ -148,7 +148,7 @@ class UpstreamHub:
                 if url is None:
                     break
                 async with self._client.request("GET", url, token=token) as response:
-                    page = await self._client.small(response, PAGE_BYTES_MAX)
+                    page = await self._client.read_body(response, PAGE_BYTES_MAX)
                     following = response.links["next"]["url"] if "next" in response.links else None
                 entries += _decoded(page, list[_Entry], self.url)
                 if len(entries) > FILES_MAX:
@@ -162,13 +162,13 @@ class UpstreamHub:
         """The branches and tags of a repository, as the hub lists them."""
         url = self._api(name, "/refs")
         async with self._in_time(TIMEOUT_S), self._client.request("GET", url, token=token) as response:
-            data = await self._client.small(response, REFS_BYTES_MAX)
+            data = await self._client.read_body(response, REFS_BYTES_MAX)
         _decoded(data, dict[str, msgspec.Raw], self.url)
         return data
 
     # -- files
 
-    async def small(self, name: HubName, commit: str, file: HubFile, token: str = "") -> bytes:
+    async def plain_file(self, name: HubName, commit: str, file: HubFile, token: str = "") -> bytes:
         """The content of a file that LFS does not keep, verified."""
         if file.size > SMALL_BYTES_MAX:
             raise Refused(
@@ -178,7 +178,7 @@ class UpstreamHub:
         url = self._file(name, commit, file)
         with _of_file():
             async with self._in_time(RANGE_TIMEOUT_S), self._client.request("GET", url, token=token) as response:
-                data = await self._client.small(response, SMALL_BYTES_MAX)
+                data = await self._client.read_body(response, SMALL_BYTES_MAX)
         if len(data) != file.size or git_oid(data) != file.oid:
             raise Corrupt(
                 f"{self.url} sent something else for {file.path} of {name} at {commit} than it lists",

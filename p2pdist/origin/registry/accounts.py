@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from p2pdist.files import read_small
+from p2pdist.files import read_content
 from p2pdist.model.errors import Unavailable, UsageError
 
 CONFIG_BYTES_MAX = 4 << 20
@@ -195,7 +195,7 @@ class DockerConfig:
     def _read(self, *, required: bool) -> Accounts:
         path, host = self._path, self._host
         try:
-            data = read_small(path, CONFIG_BYTES_MAX).data
+            data = read_content(path, CONFIG_BYTES_MAX).data
             if len(data) > CONFIG_BYTES_MAX:
                 raise ValueError("it is too large")
             return _accounts_in(json.loads(data), self._keys)

@@ -17,7 +17,7 @@ from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, reme
 from p2pdist.model.manifest import CATALOG_TYPE, Descriptor, Manifest
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, Entry, File, content_hash, data_ranges, decode_root, decode_tree
 from p2pdist.package.repository.contract import LocalRepository
-from p2pdist.package.tree.pool import read_catalog
+from p2pdist.package.tree.pack_pool import read_catalog
 
 ROOT_BYTES_MAX = 64 << 20
 

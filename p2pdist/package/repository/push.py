@@ -171,10 +171,10 @@ async def push_blob(file: Path, origin: Target, *, on_progress: OnProgress | Non
         content = await asyncio.to_thread(read_content, file, stopped=stopped)
     finally:
         stopped.set()
-    pieces = small_item(content.pieces.encode(), PIECES_TYPE)
-    config = small_item(encode_config(Config()), CONFIG_TYPE)
+    pieces = document_item(content.pieces.encode(), PIECES_TYPE)
+    config = document_item(encode_config(Config()), CONFIG_TYPE)
     layer = content.descriptor(BLOB_TYPE)
-    manifest = small_item(encode_manifest(Manifest(config.blob, (layer,), (pieces.blob,))), MANIFEST_TYPE)
+    manifest = document_item(encode_manifest(Manifest(config.blob, (layer,), (pieces.blob,))), MANIFEST_TYPE)
     # Of the tag alone: the same bytes are one package, whatever a file of them is called.
     manifest = replace(
         manifest, blob=replace(manifest.blob, annotations={TITLE: os.fsencode(file.name).decode("utf-8", "replace")})
@@ -185,7 +185,7 @@ async def push_blob(file: Path, origin: Target, *, on_progress: OnProgress | Non
     return Pushed(reference, content.digest, content.size, sender.sent, sender.skipped, time.monotonic() - started)
 
 
-def small_item(data: bytes, media_type: str) -> Item:
+def document_item(data: bytes, media_type: str) -> Item:
     return Item(Descriptor(media_type, digest_of(data), len(data)), data)
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from p2pdist.files import read_small
+from p2pdist.files import read_content
 from p2pdist.model.errors import TooLarge, UsageError
 
 IGNORE_FILE = ".p2pdistignore"
@@ -55,7 +55,7 @@ def read_patterns(source: Path) -> list[str]:
     UsageError when it cannot be read."""
     file = source / IGNORE_FILE
     try:
-        data = read_small(file, IGNORE_BYTES_MAX).data
+        data = read_content(file, IGNORE_BYTES_MAX).data
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from p2pdist.files import read_small
+from p2pdist.files import read_content
 from p2pdist.model.errors import NotFound, TooLarge, UsageError
 from p2pdist.model.manifest import LAYERS_MAX
 from p2pdist.package.source.scan import source_directory
@@ -105,7 +105,7 @@ def read_project(file: Path) -> ProjectFile:
     """Read and check a project file. Raises NotFound, and UsageError naming the key that is
     wrong."""
     try:
-        data = read_small(file, PROJECT_BYTES_MAX).data
+        data = read_content(file, PROJECT_BYTES_MAX).data
     except FileNotFoundError as error:
         raise NotFound(f"there is no project file {file}", remedy="Check --project") from error
     except OSError as error:

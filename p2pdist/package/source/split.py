@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdist.files import NotRegular, read_small
+from p2pdist.files import NotRegular, read_content
 from p2pdist.model.errors import TooLarge, UsageError
 from p2pdist.package.source.ignore import Ignore
 from p2pdist.package.source.scan import unreadable, with_parents
@@ -105,7 +105,7 @@ def _read(source: Path, path: bytes) -> bytes | None:
     """None where there is no such file, or something else in its place."""
     full = os.path.join(os.fsencode(source), path)
     try:
-        data = read_small(full, METADATA_BYTES_MAX).data
+        data = read_content(full, METADATA_BYTES_MAX).data
     except (FileNotFoundError, NotADirectoryError, NotRegular):
         return None
     except OSError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdist.files import read_small
+from p2pdist.files import read_content
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, TooLarge, UsageError
 from p2pdist.package.source.scan import with_parents
 from p2pdist.package.source.split import SITE_NAMES, distributions
@@ -79,7 +79,7 @@ def encode_trace(trace: Trace) -> bytes:
 def read_trace(file: Path) -> Trace:
     """Read and check a trace file; raises NotFound, TooLarge or Corrupt."""
     try:
-        data = read_small(file, TRACE_BYTES_MAX).data
+        data = read_content(file, TRACE_BYTES_MAX).data
     except FileNotFoundError as error:
         raise NotFound(f"there is no trace {file}", remedy="Make one with p2pdist trace") from error
     except OSError as error:

@@ -32,7 +32,7 @@ from p2pdist.model.tree import (
 )
 from p2pdist.package.repository.contract import Repository, read_document
 from p2pdist.package.repository.push import Difference, compare
-from p2pdist.package.tree.pool import read_catalog
+from p2pdist.package.tree.pack_pool import read_catalog
 
 Paths = tuple[bytes, ...]
 PathChanges = tuple[Paths, Paths, Paths]

@@ -21,8 +21,8 @@ from p2pdist.package.source.scan import Ignore, TreeScan, check_names, scan_tree
 from p2pdist.package.thread import stoppable
 from p2pdist.package.tree.cache import CacheFile, Damaged, FilesCache, Head, Outcome
 from p2pdist.package.tree.entries import Assembler
+from p2pdist.package.tree.pack_pool import PackPool, blob_sizes, read_pack_pool
 from p2pdist.package.tree.packfile import PackWriter
-from p2pdist.package.tree.pool import PackPool, blob_sizes, read_pack_pool
 from p2pdist.package.tree.reader import ContentReader, FileToRead
 from p2pdist.package.tree.usage import Usage
 from p2pdist.package.tree.writer import Built, remember, store_tree
@@ -133,8 +133,8 @@ async def _build(work: _Work, files_cache: FilesCache) -> Tree:
         work.name, layout, base.manifest if base else None, repositories, files_cache.index.catalogs
     )
     stopped = threading.Event()
-    with layout.draft_directory() as drafts:
-        built = Built(PackWriter(drafts), PackWriter(drafts))
+    with layout.temporary_directory() as scratch:
+        built = Built(PackWriter(scratch), PackWriter(scratch))
         try:
             await stoppable(stopped, _assemble, built, work, pool, files_cache, stopped)
             outcome, written = await store_tree(built, pool, layout, stopped)

@@ -25,8 +25,8 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.tree import HASH_SIZE, WHOLE_MAX, ChunkList, File
 from p2pdist.package.tree.builder import CachedTree, Scanned, TreeBuilder, split
 from p2pdist.package.tree.cache import Block, CacheBuilder, CachedDirectory, CachedPack, FilesCache
+from p2pdist.package.tree.pack_pool import PackPool
 from p2pdist.package.tree.packfile import PackWriter
-from p2pdist.package.tree.pool import PackPool
 
 SEARCHES_MAX = 24
 _RECORD = struct.Struct("<32sII")

@@ -28,8 +28,8 @@ from p2pdist.package.source.scan import DROPPED_SHOWN_MAX
 from p2pdist.package.thread import stoppable
 from p2pdist.package.tree.builder import TreeBuilder
 from p2pdist.package.tree.cache import CacheFile, FilesCache, Head, Index, Outcome, Section
+from p2pdist.package.tree.pack_pool import PackPool, Plan, plan_parts, summary
 from p2pdist.package.tree.packfile import PackWriter, Written
-from p2pdist.package.tree.pool import PackPool, Plan, plan_parts, summary
 from p2pdist.package.tree.usage import Usage
 
 

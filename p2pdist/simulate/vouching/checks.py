@@ -9,7 +9,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Listed
 from p2pdist.simulate.faults import LyingVoucher
 from p2pdist.simulate.vouching.listing import Lie
-from tracker.core.events import Blamed, Broadcast, Command, ListMatched
+from tracker.core.events import Broadcast, Command, ListMatched, WrongHashes
 
 LIAR_VERSION = 1000
 
@@ -64,6 +64,6 @@ class ListChecks:
             case ListMatched(blob, pieces):
                 right = pieces.hashes == b"".join(self.hashes[blob])
                 self._require(right or len(self.liars) > 1, "a wrong list is held")
-            case Blamed(name, _, _):
+            case WrongHashes(name, _, _):
                 self.blamed[name] = None
                 self._require(name in self.misled, f"{name} is blamed, and stated nothing wrong")

@@ -84,7 +84,7 @@ class ListView:
         with self._changed:
             return self._listing(self._own)
 
-    def told(self) -> Listing:
+    def from_others(self) -> Listing:
         """What is listed and was read by other hosts."""
         with self._changed:
             return self._listing(piece for piece in self._list.listed if piece not in self._own)

@@ -48,7 +48,7 @@ HOLE_CHUNK = 512 << 10
 
 _HOLE_RECORD = ChunkList(((content_hash(bytes(HOLE_CHUNK)), HOLE_CHUNK),)).encode()
 
-_NO_DRAFTS = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
+_NO_UNNAMED = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 
 
 def bytes_taken(size: int, chunks: bytes) -> int:
@@ -58,7 +58,7 @@ def bytes_taken(size: int, chunks: bytes) -> int:
     return size - chunks.count(_HOLE_RECORD) * (HOLE_CHUNK - HOLE_BYTES)
 
 
-class Draft:
+class TemporaryFile:
     """A file in the making: `fd` is open for reading and writing. Ends in Objects.name or
     close()."""
 
@@ -236,56 +236,58 @@ class Objects:
             self._put_alone(content, decode_chunk(stored, size) if data is None else data, stored)
 
     def _put_alone(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview) -> None:
-        """Make an object of a draft, which gets its name when it is written."""
+        """Make an object of a temporary file, which gets its name when it is written."""
         self._remove_rows()
         try:
-            draft = self.draft()
+            temporary = self.begin()
             try:
-                write_content(self.encoded, draft.fd, stored or data, data)
-                self._name(draft, content)
+                write_content(self.encoded, temporary.fd, stored or data, data)
+                self._name(temporary, content)
             finally:
-                draft.close()
+                temporary.close()
         except OSError as error:
             raise failure(error, self._paths.objects, needed=len(data)) from error
         self._count([(content, len(data))])
 
-    def draft(self) -> Draft:
+    def begin(self) -> TemporaryFile:
         """A new empty file; raises OSError."""
         if self._unnamed:
-            return Draft(os.open(self._paths.objects, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o444), "")
+            return TemporaryFile(os.open(self._paths.objects, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o444), "")
         path = os.fspath(self._paths.temporary / secrets.token_hex(8))
-        return Draft(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o444), path)
+        return TemporaryFile(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o444), path)
 
-    def write_chunk(self, draft: Draft, offset: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
-        """Write a chunk that has verified to a draft that has its size; best one behind the other,
-        and it is in the file after `flush`. Raises OSError."""
-        if draft.extents is None:
-            draft.extents = Extents(self.encoded, draft.fd, os.fstat(draft.fd).st_size)
-        draft.extents.write(offset, stored, data)
+    def write_chunk(
+        self, temporary: TemporaryFile, offset: int, stored: bytes | memoryview, data: bytes | memoryview
+    ) -> None:
+        """Write a chunk that has verified to a temporary file that has its size; best one behind
+        the other, and it is in the file after `flush`. Raises OSError."""
+        if temporary.extents is None:
+            temporary.extents = Extents(self.encoded, temporary.fd, os.fstat(temporary.fd).st_size)
+        temporary.extents.write(offset, stored, data)
 
-    def name(self, draft: Draft, content: bytes, size: int, chunks: bytes) -> None:
-        """Make a draft whose `size` bytes have verified as a whole the object `content`; `chunks`
-        is its encoded chunk list. Raises OSError."""
+    def name(self, temporary: TemporaryFile, content: bytes, size: int, chunks: bytes) -> None:
+        """Make a temporary file whose `size` bytes have verified as a whole the object `content`;
+        `chunks` is its encoded chunk list. Raises OSError."""
         if content not in self.sizes:
             self._remove_rows()
-            draft.flush()
+            temporary.flush()
             self._index.add_chunk_list(content, chunks)
-            self._name(draft, content)
+            self._name(temporary, content)
             with self._lock:
                 if content not in self.sizes and (taken := bytes_taken(size, chunks)) < size:
                     self._sparse[content] = taken
             self._count([(content, size)])
-        draft.close()
+        temporary.close()
 
-    def _name(self, draft: Draft, content: bytes) -> None:
+    def _name(self, temporary: TemporaryFile, content: bytes) -> None:
         if self._clean:
             self._mark_unclean()
         if self._masked:
-            os.fchmod(draft.fd, 0o444)
+            os.fchmod(temporary.fd, 0o444)
         name = content.hex()
         target = f"{name[:2]}/{name[2:]}"
         # With a directory's descriptor, or link(2) would link the symbolic link.
-        source = f"/proc/self/fd/{draft.fd}"
+        source = f"/proc/self/fd/{temporary.fd}"
         try:
             os.link(source, target, dst_dir_fd=self._directory)
         except FileNotFoundError:
@@ -295,7 +297,7 @@ class Objects:
                 self._link_over(source, target)
             else:
                 self.named.made_directory(name[:2])
-                self._name(draft, content)
+                self._name(temporary, content)
         except FileExistsError:  # another writer's, or a stray; what has just verified is as good or better
             self._link_over(source, target)
 
@@ -416,9 +418,9 @@ def _has_unnamed_files(directory: Path) -> bool:
     try:
         os.close(os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o444))
     except OSError as error:
-        if error.errno not in _NO_DRAFTS:
+        if error.errno not in _NO_UNNAMED:
             raise
-        logger.info("%s has no unnamed files: drafts get names", directory)
+        logger.info("%s has no unnamed files: temporary files get names", directory)
         return False
     return True
 

@@ -1,10 +1,10 @@
 """Assemblies: large contents that are made from chunks, in packs and in older objects.
 
-An assembly writes its parts to a draft as they become available, in any order. It hashes parts that
-arrive in order while they are in memory, and reads the rest again at the end: no draft gets its
-name before all of it has verified. Blocks of zeros are left as holes. A pack may be here as a
-selection of its pieces (p2pdist/model/selection.py), which is read like the pack.
-"""
+An assembly writes its parts to a temporary file as they become available, in any order. It hashes
+parts that arrive in order while they are in memory, and reads the rest again at the end: no
+temporary file gets its name before all of it has verified. Blocks of zeros are left as holes. A
+pack may be here as a selection of its pieces (p2pdist/model/selection.py), which is read like the
+pack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from p2pdist.model.selection import Selection
 from p2pdist.model.tree import CHUNK_MAX, HOLE_BYTES, ChunkList, content_hash, data_ranges, has_hole
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import pwrite_all
-from p2pdist.store.objects.files import Draft, Objects
+from p2pdist.store.objects.files import Objects, TemporaryFile
 from p2pdist.store.trees.damage import blame
 
 
@@ -162,21 +162,21 @@ def blame_pack(pack: PackHere, start: int, length: int, failure: P2PDistError) -
 
 
 class Assembly:
-    """One large content and its draft. Not thread-safe."""
+    """One large content and its temporary file. Not thread-safe."""
 
     def __init__(self, content: bytes, size: int, chunks: bytes, parts: list[Part]) -> None:
         self.content, self.size = content, size
         self.chunks = chunks
         """The encoded chunk list."""
         self.pending = parts
-        """The parts that are not in the draft yet."""
-        self._draft: Draft | None = None
+        """The parts that are not in the temporary file yet."""
+        self._temporary: TemporaryFile | None = None
         self._hasher, self._hashed = blake3(), 0
 
     @property
     def begun(self) -> bool:
-        """Whether there is a draft."""
-        return self._draft is not None
+        """Whether there is a temporary file."""
+        return self._temporary is not None
 
     def whole(self, available: Callable[[Part], bool]) -> bool:
         """Whether all parts are available."""
@@ -202,11 +202,11 @@ class Assembly:
         self.pending = left
         if left:
             return False
-        draft = self._open(objects)
-        draft.flush()
-        self._hash_rest(draft)
+        temporary = self._open(objects)
+        temporary.flush()
+        self._hash_rest(temporary)
         if self._hasher.digest() != self.content:
-            damaged = self._is_damaged(draft)
+            damaged = self._is_damaged(temporary)
             self.close()
             if damaged:
                 raise Damaged(f"the content {self.content.hex()} changed on the disk", remedy="Pull again")
@@ -214,31 +214,31 @@ class Assembly:
                 f"the chunks of the content {self.content.hex()} do not make it up",
                 remedy="Pack and push the package again",
             )
-        objects.name(draft, self.content, self.size, self.chunks)
+        objects.name(temporary, self.content, self.size, self.chunks)
         return True
 
     def close(self) -> None:
         """Give up. Idempotent."""
-        if self._draft is not None:
-            self._draft.close()
-            self._draft = None
+        if self._temporary is not None:
+            self._temporary.close()
+            self._temporary = None
 
-    def _open(self, objects: Objects) -> Draft:
-        if self._draft is None:
-            self._draft = objects.draft()
-            os.ftruncate(self._draft.fd, self.size)
-        return self._draft
+    def _open(self, objects: Objects) -> TemporaryFile:
+        if self._temporary is None:
+            self._temporary = objects.begin()
+            os.ftruncate(self._temporary.fd, self.size)
+        return self._temporary
 
     def _write(
         self, part: Part, objects: Objects, packs: Callable[[Digest], PackHere], sources: _Sources, decoder: Decoder
     ) -> None:
-        draft = self._open(objects)
+        temporary = self._open(objects)
         data: bytes | memoryview
         if part.pack is None:
             data = old = sources.read(part)
             if content_hash(old) != part.chunk:
                 raise DamagedObject(part.source)
-            self._write_old(draft, part, sources.fd(part.source), old)
+            self._write_old(temporary, part, sources.fd(part.source), old)
         else:
             pack = packs(part.pack)
             try:
@@ -249,42 +249,42 @@ class Assembly:
             except P2PDistError as error:
                 raise blame_pack(pack, part.at, part.stored, error) from error
             if has_hole(part.offset, data):
-                _write_around_holes(draft.fd, part.offset, data)
+                _write_around_holes(temporary.fd, part.offset, data)
             else:
-                objects.write_chunk(draft, part.offset, stored, data)
+                objects.write_chunk(temporary, part.offset, stored, data)
         if part.offset == self._hashed:
             self._hasher.update(data)
             self._hashed += part.length
 
     @staticmethod
-    def _write_old(draft: Draft, part: Part, source: int, data: bytes) -> None:
+    def _write_old(temporary: TemporaryFile, part: Part, source: int, data: bytes) -> None:
         """Write a chunk of an older object; where both have it at the same place in a block, the
         filesystem may share the blocks."""
         first = -part.offset % HOLE_BYTES
         last = part.length - (part.offset + part.length) % HOLE_BYTES
         if (part.at - part.offset) % HOLE_BYTES or last - first < HOLE_BYTES or has_hole(part.offset, data):
-            _write_around_holes(draft.fd, part.offset, data)
+            _write_around_holes(temporary.fd, part.offset, data)
             return
-        pwrite_all(draft.fd, data[:first], part.offset)
+        pwrite_all(temporary.fd, data[:first], part.offset)
         while first < last:
-            moved = os.copy_file_range(source, draft.fd, last - first, part.at + first, part.offset + first)
+            moved = os.copy_file_range(source, temporary.fd, last - first, part.at + first, part.offset + first)
             if moved == 0:
                 raise DamagedObject(part.source)
             first += moved
-        pwrite_all(draft.fd, data[last:], part.offset + last)
+        pwrite_all(temporary.fd, data[last:], part.offset + last)
 
-    def _is_damaged(self, draft: Draft) -> bool:
-        """Whether the draft holds another chunk than was written into it."""
+    def _is_damaged(self, temporary: TemporaryFile) -> bool:
+        """Whether the temporary file holds another chunk than was written into it."""
         offset = 0
         for chunk, length in ChunkList.decode(self.chunks).chunks:
-            if content_hash(os.pread(draft.fd, length, offset)) != chunk:
+            if content_hash(os.pread(temporary.fd, length, offset)) != chunk:
                 return True
             offset += length
         return False
 
-    def _hash_rest(self, draft: Draft) -> None:
+    def _hash_rest(self, temporary: TemporaryFile) -> None:
         buffer = memoryview(bytearray(min(_STEP, self.size)))
-        while self._hashed < self.size and (count := os.preadv(draft.fd, [buffer], self._hashed)):
+        while self._hashed < self.size and (count := os.preadv(temporary.fd, [buffer], self._hashed)):
             self._hasher.update(buffer[:count])
             self._hashed += count
 

@@ -93,7 +93,7 @@ GAP_BYTES = PIECE_SIZE_MIN // 2
 """What is not needed between two chunks is read with them up to so many bytes. It is less than a
 piece, so it lies in pieces that hold one of the two."""
 
-DRAFTS_MAX = 64
+TEMPORARY_MAX = 64
 """So many assemblies are begun before all their parts are here."""
 
 _THREADS = min(4, os.cpu_count() or 1)
@@ -200,7 +200,7 @@ class Extraction:
         for content, assembly in list(missing.assemblies.items()):
             if assembly.begun or assembly.whole(available):
                 yield partial(self._advance, content, assembly, packs, available)
-            elif begun < DRAFTS_MAX and assembly.any(available):
+            elif begun < TEMPORARY_MAX and assembly.any(available):
                 begun += 1
                 yield partial(self._advance, content, assembly, packs, available)
 

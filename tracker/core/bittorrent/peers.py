@@ -63,7 +63,7 @@ class Peer:
         return (*rack, *zone, ())
 
 
-class Pool:
+class PeerSet:
     """Peers in no order, of which a sample can be taken without looking at the others."""
 
     __slots__ = ("_at", "_peers")
@@ -112,7 +112,7 @@ class TorrentSwarm:
     members: dict[str, Peer] = field(default_factory=dict)
     announced: dict[tuple[bytes, bytes], Peer] = field(default_factory=dict)
     at: dict[tuple[bytes, int], Peer] = field(default_factory=dict)
-    _pools: dict[tuple[tuple[str, ...], bool, bytes], Pool] = field(default_factory=dict)
+    _pools: dict[tuple[tuple[str, ...], bool, bytes], PeerSet] = field(default_factory=dict)
 
     def count(self, info_hash: bytes, *, seeds: bool) -> int:
         """The number of seeds, or of other peers, under this info hash."""
@@ -129,7 +129,7 @@ class TorrentSwarm:
         else:
             self.announced[peer.peer_id, peer.key] = peer
         for place in _places(peer):
-            self._pools.setdefault(place, Pool()).add(peer)
+            self._pools.setdefault(place, PeerSet()).add(peer)
 
     def remove(self, peer: Peer) -> None:
         for endpoint in peer.endpoints():

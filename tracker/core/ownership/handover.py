@@ -144,11 +144,11 @@ class Handover:
     def granting(self, swarm: Swarm, *, now: float) -> bool:
         """Whether a swarm may be granted leases now: none is out that hosts have not told this
         tracker of, since it started, or another one owned the swarm, a moment ago."""
-        if not self.leases_allowed or (swarm.passes.under_way and now - self.started_at < GRACE_S):
+        if not self.leases_allowed or (swarm.passes.begun and now - self.started_at < GRACE_S):
             return False
-        return not self._came(swarm.blob, GRACE_S if swarm.passes.under_way else NEWCOMER_S, now)
+        return not self._came(swarm.blob, GRACE_S if swarm.passes.begun else NEWCOMER_S, now)
 
-    def settled(self, blob: Digest, *, now: float) -> bool:
+    def is_stable(self, blob: Digest, *, now: float) -> bool:
         """Whether what hosts say of a blob is news. For GRACE_S after this tracker started, or
         another one owned the blob, they only say again what they hold, all at once."""
         return now - self.started_at >= GRACE_S and not self._came(blob, GRACE_S, now)

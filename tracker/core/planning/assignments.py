@@ -87,8 +87,8 @@ def _messages(swarm: Swarm, hosts: Mapping[str, Host], names: list[str], epoch: 
     near = _Near(swarm)
     for name in names:
         stripes, untold = _changed(swarm, name, near, source), name in swarm.wan.untold
-        swarm.edges.told(name)
-        swarm.wan.told(name)
+        swarm.edges.plan_sent(name)
+        swarm.wan.plan_sent(name)
         member = swarm.members.get(name)
         session = hosts[name].session if member is not None else None
         if member is None or session is None or not (stripes or (untold and not member.seed)):
@@ -102,7 +102,7 @@ def _messages(swarm: Swarm, hosts: Mapping[str, Host], names: list[str], epoch: 
         dealt = name in swarm.swarming and member.site in swarm.origin.shares
         held = swarm.wan.waiting.get(member.site, "") if untold else None
         plan = Plan(swarm.blob, stripes, news, dealt, epoch, held)
-        member.tell(plan.stripes)
+        member.record_plan(plan.stripes)
         yield Send(session, Assign(plan))
 
 

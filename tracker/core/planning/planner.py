@@ -46,7 +46,7 @@ from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Member, site_of
 from tracker.core.monitor.progress import GOOD_SHARE
 from tracker.core.planning.displacement import Displacement
-from tracker.core.planning.rescue import lacks, may_be_rescued, rescuer
+from tracker.core.planning.rescue import is_missing, may_be_rescued, rescuer
 from tracker.core.planning.slot_index import SlotIndex, slower
 from tracker.core.planning.slots import allot, clear, outgrown
 from tracker.core.swarm import Swarm
@@ -153,7 +153,7 @@ class _StripePass:
         their site has a root, or a host says that it has everything."""
         swarm, stripe = self.swarm, self.stripe
         for queue in queues.values() if swarm.starved else ():
-            starved = [each for each in queue if each in swarm.starved and lacks(swarm, stripe, each)]
+            starved = [each for each in queue if each in swarm.starved and is_missing(swarm, stripe, each)]
             for host in (each for each in starved if swarm.members[each].site not in swarm.wan.closed):
                 parent = rescuer(swarm, stripe, host)
                 if parent is not None:

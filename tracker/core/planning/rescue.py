@@ -20,7 +20,7 @@ RESCUES_MAX = 3
 """So many starved hosts read a stripe from the origin at once, besides the roots."""
 
 
-def lacks(swarm: Swarm, stripe: int, host: str) -> bool:
+def is_missing(swarm: Swarm, stripe: int, host: str) -> bool:
     """Whether a host, if it is starved, is so in this stripe."""
     member = swarm.members[host]
     starvation = member.starvation

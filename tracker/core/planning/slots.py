@@ -166,7 +166,7 @@ def outgrown(swarm: Swarm) -> bool:
     if (
         swarm.receivers <= swarm.passes.drawn_for
         or not swarm.passes.drawn_for
-        or swarm.passes.under_way
+        or swarm.passes.begun
         or (swarm.layout.count < PIECES_MIN and not swarm.layout.large)
     ):
         return False

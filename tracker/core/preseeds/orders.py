@@ -6,7 +6,7 @@ the database still has the version that it was made from, and brings back (`Load
 database has then. Until then the core changes nothing else of the preseed, and it asks a host only
 for what is saved. So several trackers act on one database, each for the hosts that are connected to
 it, and none undoes what another did. Before a tracker picks some number of hosts it asks the others
-(`Survey`), and picks among the hosts of all that answer.
+(`AskCandidates`), and picks among the hosts of all that answer.
 
 Times are in seconds since the epoch, because deadlines outlive a tracker. For GRACE_S after the
 start no host is given up: hosts are on their way back. One call looks at VISITS_MAX hosts; the rest
@@ -30,6 +30,7 @@ from tracker.core.affinity import Affinity
 from tracker.core.host import AtHome, Host
 from tracker.core.preseeds.picks import Picker
 from tracker.core.preseeds.preseed import (
+    Candidates,
     Command,
     Event,
     Gone,
@@ -42,7 +43,6 @@ from tracker.core.preseeds.preseed import (
     Save,
     SaveFailed,
     Send,
-    Surveyed,
     Synced,
     Tick,
 )
@@ -128,7 +128,7 @@ def _notes(
 ) -> Iterator[str]:
     request, selector = preseed.request, preseed.selector
     choosy = selector is not None or preseed.picks
-    pool = [host for host in hosts.values() if host.available and preseed.in_pool(host)] if choosy else []
+    pool = [host for host in hosts.values() if host.available and preseed.is_candidate(host)] if choosy else []
     if selector is not None and not pool and not states:
         yield no_match(selector, hosts.values())
     absent = _absent(preseed, states, lost)
@@ -197,7 +197,7 @@ class Preseeds:
     shared: bool = False
     """Other trackers use the database, too."""
 
-    surveys: bool = False
+    asks_others: bool = False
     """The other trackers can be asked of their hosts."""
 
     grace_s: float = GRACE_S
@@ -238,9 +238,9 @@ class Preseeds:
                 self._joined(host)
             case Gone(host):
                 self._gone(host, now)
-            case Surveyed(identifier, affinity):
+            case Candidates(identifier, affinity):
                 if (preseed := self.by_id.get(identifier)) is not None:
-                    preseed.survey, preseed.surveyed_at, preseed.asked_at = affinity, now, -inf
+                    preseed.candidates, preseed.candidates_at, preseed.asked_at = affinity, now, -inf
                     self._look(preseed, now, out)
             case Reported(host, kept):
                 self._reported(host, kept, now, out)
@@ -371,7 +371,7 @@ class Preseeds:
         record = preseed.record
         times = (record.deadline_at, record.expires_at, self._settled_at)
         preseed.wake_at = min((time for time in times if time is not None and time > now), default=inf)
-        preseed.forget_survey(now=now)
+        preseed.forget_candidates(now=now)
         self._send(preseed, members, now, out)
         states = {name: preseed.state_of(name, self.hosts, others) for name in members}
         preseed.tally = preseed.count(states, settled=self._settled(preseed, now))
@@ -417,7 +417,7 @@ class Preseeds:
             return replace(record, state="expired", ended_at=now)
         if record.state in ENDED:
             return record
-        picker = Picker(self.affinity, self.hosts, self._left_at, self._settled_at, self.surveys, now, out)
+        picker = Picker(self.affinity, self.hosts, self._left_at, self._settled_at, self.asks_others, now, out)
         picked = picker.picks(preseed, states, others)
         if picked != record.picked:
             return replace(record, picked=picked)

@@ -3,7 +3,7 @@
 A picked host is kept while it can be counted on: it is connected here, another tracker reports it
 or has it, or it has been away for less than REPLACE_S. Others are picked in the place of the rest,
 those first that lack the fewest bytes. Where the other trackers can be asked of their hosts
-(`Survey`), they are before some number of hosts is picked or replaced.
+(`AskCandidates`), they are before some number of hosts is picked or replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from p2pdist.model.preseed import Failure
 from tracker.core.affinity import Affinity
 from tracker.core.host import AtHome, Host
-from tracker.core.preseeds.preseed import SURVEY_AGAIN_S, Command, HostReport, Preseed, Survey
+from tracker.core.preseeds.preseed import CANDIDATES_AGAIN_S, AskCandidates, Command, HostReport, Preseed
 
 REPLACE_S = 5.0
 """So long a pick may be away before another host is picked for it."""
@@ -37,7 +37,7 @@ class Picker:
     settled_at: float
     """When all hosts have had time to return since the tracker's start."""
 
-    surveys: bool
+    asks_others: bool
     """The other trackers can be asked of their hosts."""
 
     now: float
@@ -52,7 +52,7 @@ class Picker:
             return record.picked  # picked hosts may be on their way back
         sound = {name for name in members if self._counts(preseed, name, others)}
         picked = [name for name in record.picked if name in sound]
-        if self.surveys and len(picked) < (request.count or 0) and not self._surveyed(preseed):
+        if self.asks_others and len(picked) < (request.count or 0) and not self._surveyed(preseed):
             return record.picked
         for name in record.picked:
             if name not in sound:
@@ -61,11 +61,11 @@ class Picker:
             return tuple(picked)
         free: dict[str, list[str]] = {}
         affinity, pool = self.affinity, self.hosts
-        if preseed.survey is not None:
-            affinity, pool = preseed.survey, AtHome(preseed.survey.hosts)
+        if preseed.candidates is not None:
+            affinity, pool = preseed.candidates, AtHome(preseed.candidates.hosts)
         preseed.pool_hosts = 0
         for host in pool.values():
-            if host.available and preseed.in_pool(host):
+            if host.available and preseed.is_candidate(host):
                 preseed.pool_hosts += 1
                 candidates = free.setdefault(host.zone, [])
                 holder = preseed.holders.get(host.name)
@@ -89,12 +89,12 @@ class Picker:
 
     def _surveyed(self, preseed: Preseed) -> bool:
         """Whether it is known what hosts all trackers have; else the others are asked."""
-        if preseed.survey is not None:
+        if preseed.candidates is not None:
             return True
-        if self.now - preseed.asked_at >= SURVEY_AGAIN_S:
+        if self.now - preseed.asked_at >= CANDIDATES_AGAIN_S:
             preseed.asked_at = self.now
-            self.out.append(Survey(preseed.record.id, preseed.record.blobs))
-        preseed.wake_at = min(preseed.wake_at, preseed.asked_at + SURVEY_AGAIN_S)
+            self.out.append(AskCandidates(preseed.record.id, preseed.record.blobs))
+        preseed.wake_at = min(preseed.wake_at, preseed.asked_at + CANDIDATES_AGAIN_S)
         return False
 
     def _counts(self, preseed: Preseed, name: str, others: Mapping[str, HostReport]) -> bool:
@@ -105,8 +105,8 @@ class Picker:
             return holder is None or not holder.given_up
         if name in others:
             return others[name].state != "failed"
-        if preseed.survey is not None:
-            there = preseed.survey.hosts.get(name)
+        if preseed.candidates is not None:
+            there = preseed.candidates.hosts.get(name)
             if there is not None and there.available:
                 return True  # its tracker has not told yet how far it is
         gone_at = max(self.left_at.get(name, 0.0), self.settled_at) + REPLACE_S

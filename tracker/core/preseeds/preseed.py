@@ -75,7 +75,7 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
+class Candidates:
     """What all trackers that answer know of the hosts that a preseed may pick."""
 
     id: str
@@ -87,7 +87,7 @@ class Tick:
     """Comes often and regularly."""
 
 
-Event = Loaded | Synced | SaveFailed | Joined | Gone | Reported | Surveyed | Tick
+Event = Loaded | Synced | SaveFailed | Joined | Gone | Reported | Candidates | Tick
 
 # -- commands
 
@@ -108,15 +108,15 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """Ask the other trackers which hosts a preseed may pick; `Surveyed` answers."""
+class AskCandidates:
+    """Ask the other trackers which hosts a preseed may pick; `Candidates` answers."""
 
     id: str
     blobs: tuple[tuple[Digest, int], ...]
     """What hosts need, with sizes."""
 
 
-Command = Send | Save | Survey
+Command = Send | Save | AskCandidates
 
 
 TRIES_MAX = 3
@@ -124,10 +124,10 @@ RETRY_S = 2.0
 RETRY_FACTOR = 4.0
 """A host that failed is asked again after 2 s, then after 8 s."""
 
-SURVEY_S = 3.0
+CANDIDATES_S = 3.0
 """For so long picks go by what all trackers knew; by then its tracker has told of a pick."""
 
-SURVEY_AGAIN_S = 5.0
+CANDIDATES_AGAIN_S = 5.0
 """After so long without an answer the trackers are asked again."""
 
 RATE_WINDOW_S = 20.0
@@ -215,11 +215,11 @@ class Preseed:
     saving: bool = False
     """A change is on its way to the database; no other is made before it has arrived."""
 
-    survey: Affinity | None = None
+    candidates: Affinity | None = None
     """What all trackers knew of hosts a moment ago; it is as large as the fleet, and kept for
-    SURVEY_S alone."""
+    CANDIDATES_S alone."""
 
-    surveyed_at: float = -inf
+    candidates_at: float = -inf
     asked_at: float = -inf
     """When they answered, and when they were asked."""
 
@@ -246,12 +246,12 @@ class Preseed:
         self.record, self.saving = record, False
         self.picked = frozenset(record.picked)
 
-    def forget_survey(self, *, now: float) -> None:
+    def forget_candidates(self, *, now: float) -> None:
         """Drop what all trackers knew when that is too old, and look again then."""
-        if now - self.surveyed_at >= SURVEY_S:
-            self.survey = None
+        if now - self.candidates_at >= CANDIDATES_S:
+            self.candidates = None
         else:
-            self.wake_at = min(self.wake_at, self.surveyed_at + SURVEY_S)
+            self.wake_at = min(self.wake_at, self.candidates_at + CANDIDATES_S)
 
     @property
     def size(self) -> int:
@@ -275,7 +275,7 @@ class Preseed:
         """Whether the host shall hold the package."""
         return name in self.picked or (self.request.count is None and self._meant(name, host))
 
-    def in_pool(self, host: Host) -> bool:
+    def is_candidate(self, host: Host) -> bool:
         """Whether the host may be picked. Where all named hosts are wanted, any other host may."""
         if self.selector is not None:
             return self.selector.matches(host)

@@ -86,7 +86,7 @@ class _Left:
         self.swarm, self.now = swarm, now
         self.late: list[Member] = []
         self.exports: dict[str, int] = {}
-        self._lacks: dict[str, list[float]] = {}
+        self._missing: dict[str, list[float]] = {}
         self._ended: dict[str, int] = {}
         self._ends: list[dict[str, float]] = [{} for _ in range(swarm.stripes)]
         for member in swarm.members.values():
@@ -111,32 +111,32 @@ class _Left:
         if not self._any_ends(member):
             return
         late = False
-        for parent, lack in zip(member.parents, self.lacks(member), strict=True):
+        for parent, lack in zip(member.parents, self.missing(member), strict=True):
             if parent and lack < 1 and not member.slow_receiver:
                 self._ended[parent] = self._ended.get(parent, 0) + 1
             late = late or lack >= PIECES_MIN
         if late and member.present and not member.slow_receiver:
             self.late.append(member)
 
-    def lacks(self, member: Member) -> list[float]:
+    def missing(self, member: Member) -> list[float]:
         """Pieces that a host lacks, by stripe."""
-        lacks = self._lacks.get(member.host)
-        if lacks is None:
+        missing = self._missing.get(member.host)
+        if missing is None:
             ahead_s = self._ahead_s(member)
-            lacks = self._lacks[member.host] = [
+            missing = self._missing[member.host] = [
                 max(0.0, total - count - rate * ahead_s)
                 for total, count, rate in zip(self.swarm.totals, member.counts, member.rates, strict=True)
             ]
-        return lacks
+        return missing
 
     def load(self, member: Member) -> int:
         """Children that share a host's uplink by now."""
         return member.load - self._ended.get(member.host, 0)
 
     def may_gain(self, member: Member, stripe: int) -> bool:
-        """Whether a host lacks much, has had its parent for a while, and would gain if it had an
-        uplink to itself."""
-        if not member.parents[stripe] or self.lacks(member)[stripe] < PIECES_MIN:
+        """Whether a host lacks much, has had its parent for a while, and would gain if it had
+        an uplink to itself."""
+        if not member.parents[stripe] or self.missing(member)[stripe] < PIECES_MIN:
             return False
         if self.now - member.attached_at[stripe] < STAY_S:
             return False
@@ -144,14 +144,14 @@ class _Left:
 
     def time(self, member: Member, stripe: int, above: float, shared: int) -> float:
         """When a host is done below a parent that is done at `above` and serves so many."""
-        lacks = self.lacks(member)
-        return max(above + 1, lacks[stripe] * shared, sum(lacks))
+        missing = self.missing(member)
+        return max(above + 1, missing[stripe] * shared, sum(missing))
 
     def ends(self, member: Member, stripe: int) -> float:
         """When a host is done with a stripe as things are."""
         ends, path, current = self._ends[stripe], [], member
         while current.host not in ends:
-            lack, parent = self.lacks(current)[stripe], current.parents[stripe]
+            lack, parent = self.missing(current)[stripe], current.parents[stripe]
             if lack < 1:
                 ends[current.host] = 0.0
             elif parent is None:
@@ -181,7 +181,7 @@ def _import_anew(swarm: Swarm, stripe: int, left: _Left, late: list[Member], lim
     if not late:
         return 0
     sources = _Sources(swarm, stripe, left)
-    late.sort(key=lambda each: (left.lacks(each)[stripe], each.order))
+    late.sort(key=lambda each: (left.missing(each)[stripe], each.order))
     moved = 0
     for child in late:
         if moved >= limit:
@@ -268,12 +268,12 @@ class _Line:
             current = path[-1]
             above = self.swarm.members.get(current.parents[self.stripe] or "")
             if above is None or above.rack != current.rack:
-                behind[current.host] = self.left.lacks(current)[self.stripe], 0
+                behind[current.host] = self.left.missing(current)[self.stripe], 0
             else:
                 path.append(above)
         while len(path) > 1:
             lack, hosts = behind[path.pop().host]
-            behind[path[-1].host] = max(lack, self.left.lacks(path[-1])[self.stripe]), hosts + 1
+            behind[path[-1].host] = max(lack, self.left.missing(path[-1])[self.stripe]), hosts + 1
         return behind[member.host]
 
     def _count(self, parent: str, children: int) -> None:

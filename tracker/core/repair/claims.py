@@ -66,7 +66,7 @@ class Claims:
     def entered(self, host: Host, swarm: Swarm, counts: tuple[int, ...], *, timed: bool, now: float) -> None:
         """A host has joined a swarm, with pieces or without."""
         if any(counts):
-            swarm.passes.set_under_way()
+            swarm.passes.begin()
             self.joined(host, swarm, timed=timed, now=now)
         else:
             self._returned(host, swarm, now)

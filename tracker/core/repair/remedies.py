@@ -92,7 +92,7 @@ def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_
         if upper.free(stripe) <= 0:
             upper.grant_slot(stripe)
     swarm.edges.attach(stripe, host, parent)
-    swarm.passes.set_under_way()
+    swarm.passes.begin()
 
 
 def _is_whole(swarm: Swarm, stripe: int) -> bool:
@@ -118,7 +118,7 @@ def at_fault(swarm: Swarm, child: Member, stripe: int) -> bool:
     return swarm.edges.blocked(stripe, child.host) == child.host
 
 
-def under_way(swarm: Swarm, child: Member, stripe: int, rate_bytes_s: float, *, now: float) -> bool:
+def in_flight(swarm: Swarm, child: Member, stripe: int, rate_bytes_s: float, *, now: float) -> bool:
     """Whether the piece that a host waits for may still be on its way, as its parent has had it for
     a few turns only. Where pieces are large and the parent stood still itself, its children
     complain when that is just over. `rate_bytes_s`: of a typical uplink, 0 while not known."""
@@ -241,7 +241,7 @@ def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
     return True
 
 
-def spare_origin(swarm: Swarm, host: str) -> bool:
+def release_leases(swarm: Swarm, host: str) -> bool:
     """Where a host has the whole of a stripe, take the lease from the hosts that still hold one;
     return whether any did."""
     member, found = swarm.members[host], False

@@ -113,7 +113,7 @@ class Slowness:
         if not counts or not testimony.speaks(member.host):
             return
         for host, share in testimony.against(member.host, self.swarms, self.hosts, self.capacities.slow_uplink):
-            if self.capacities.tell_slow(host, now=now):
+            if self.capacities.report_slow(host, now=now):
                 swarm.record(now, f"{host} has a slow uplink, as its children say")
                 self.history.slow(self.hosts[host], swarm, share, downlink=False, now=now)
 

@@ -22,7 +22,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Complaint
 from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, STARVED_BY, Member
-from tracker.core.planning.rescue import below_rescue, lacks, may_be_rescued, rescuer
+from tracker.core.planning.rescue import below_rescue, is_missing, may_be_rescued, rescuer
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.lease_turnover import PATIENCE, LeaseTurnover
 from tracker.core.repair.remedies import (
@@ -69,7 +69,7 @@ class StarvedHosts:
         to hold it against them. A parent that waits itself counts only where it said that it had
         pieces before it became the parent, else it may have got its first one just now, or where
         that takes long. Where it may yet come to that, the word is kept until then."""
-        if child.parents[stripe] != parent.host or not was_told(child, parent.host):
+        if child.parents[stripe] != parent.host or not was_named(child, parent.host):
             return
         if now - child.attached_at[stripe] < STARVED_S:
             return
@@ -140,7 +140,7 @@ class StarvedHosts:
         swarm.starved[child.host] = None
         swarm.edges.set_now(now)
         for number in _stripes_from_peers(child):
-            if lacks(swarm, number, child.host) and not below_rescue(swarm, number, child.host):
+            if is_missing(swarm, number, child.host) and not below_rescue(swarm, number, child.host):
                 swarm.edges.detach(number, child.host)
         self.schedule.ask(swarm.key, "starved", now)
 
@@ -247,6 +247,6 @@ def _stripes_from_peers(member: Member) -> list[int]:
     return [stripe for stripe, parent in enumerate(member.parents) if parent]
 
 
-def was_told(child: Member, source: str) -> bool:
+def was_named(child: Member, source: str) -> bool:
     """Whether a plan of late names a host as parent or alternate of another."""
     return any(source in names for names in child.told)

@@ -276,7 +276,7 @@ def _rank(row: SwarmRow) -> tuple[int, int, str]:
 
 
 @dataclass(slots=True)
-class ToldTree:
+class RelayedTree:
     """A stripe's tree as the tracker tells of it that owns the blob, with the numbers that hosts
     have here."""
 

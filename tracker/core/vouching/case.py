@@ -10,7 +10,7 @@ from p2pdist.model.messages import LISTED_MAX, Basis, Listed
 from tracker.core.events import Broadcast
 from tracker.core.host import Host
 from tracker.core.swarm import Swarm
-from tracker.core.vouching.ledger import ARBITER_S, Ledger
+from tracker.core.vouching.statements import ARBITER_S, Statements
 
 RECALL_FIRST_S, RECALL_MAX_S = 0.3, 5.0
 """How long gaps of a list are left to the hosts that read, before others are asked; the pauses
@@ -22,7 +22,7 @@ class Case:
     """The vouched list of one swarm, and the hosts that follow it."""
 
     swarm: Swarm
-    ledger: Ledger
+    statements: Statements
     followers: dict[str, int] = field(default_factory=dict)
     """By host the session in which it was sent what is listed."""
     readers: dict[str, set[int]] = field(default_factory=dict)
@@ -53,14 +53,14 @@ class Case:
     @property
     def rests(self) -> bool:
         """Whether time changes nothing here."""
-        ledger = self.ledger
-        settled = ledger.phase == "held" or (not self.followers and ledger.round.arbiter is None)
-        return settled and self.sent == len(ledger.round.order) and ledger.phase != "failed"
+        statements = self.statements
+        settled = statements.phase == "held" or (not self.followers and statements.round.arbiter is None)
+        return settled and self.sent == len(statements.round.order) and statements.phase != "failed"
 
     @property
     def news(self) -> bool:
         """Whether something is listed that followers have not been sent."""
-        return self.sent < len(self.ledger.round.order)
+        return self.sent < len(self.statements.round.order)
 
     def note_readers(self) -> None:
         """Remember which hosts have leases."""
@@ -70,8 +70,8 @@ class Case:
 
     def believes(self, host: str, stripe: int, basis: Basis) -> bool:
         """Whether a host may state hashes of a stripe."""
-        arbiter = self.ledger.round.arbiter
-        if self.ledger.phase == "held" and basis != "read":
+        arbiter = self.statements.round.arbiter
+        if self.statements.phase == "held" and basis != "read":
             return False
         if host == arbiter:
             return basis != "told"
@@ -91,7 +91,7 @@ class Case:
 
     def send_news(self, hosts: Mapping[str, Host], *, now: float) -> Iterator[Broadcast]:
         """Send all followers what they have not been sent."""
-        order = self.ledger.round.order
+        order = self.statements.round.order
         if not self.news:
             return
         self.drop_stale(hosts)
@@ -104,33 +104,33 @@ class Case:
 
     def so_far(self) -> list[Listed]:
         """What all followers were sent, for one that comes now."""
-        number = self.ledger.round.number
+        number = self.statements.round.number
         known = sum(len(message.pieces) for message in self.sent_before)
         if known < self.sent or (self.sent_before and self.sent_before[0].round != number):
             whole = [message for message in self.sent_before if len(message.pieces) == LISTED_MAX]
             whole = whole if whole and whole[0].round == number else []
-            rest = self.ledger.round.order[len(whole) * LISTED_MAX : self.sent]
+            rest = self.statements.round.order[len(whole) * LISTED_MAX : self.sent]
             parts = [rest[start : start + LISTED_MAX] for start in range(0, len(rest), LISTED_MAX)]
             self.sent_before = [*whole, *map(self._listed, parts)]
         return self.sent_before or ([Listed(self.swarm.blob, number, (), b"")] if number else [])
 
     def begin(self, arbiter: str, *, failed: bool, now: float) -> Broadcast:
         """Begin the next round: the message of it for all followers."""
-        self.ledger.begin(arbiter, failed=failed, now=now)
+        self.statements.begin(arbiter, failed=failed, now=now)
         self.sent, self.sent_before, self.sent_at = 0, [], now
         self.accusations.clear()
-        return Broadcast(tuple(self.followers.values()), Listed(self.swarm.blob, self.ledger.round.number, (), b""))
+        return Broadcast(tuple(self.followers.values()), Listed(self.swarm.blob, self.statements.round.number, (), b""))
 
     def lapse(self, hosts: Mapping[str, Host], *, now: float) -> str:
         """Why the arbiter of the present round is to be replaced, in words; "" where it is not."""
-        here, arbiter = self.ledger.round, self.ledger.round.arbiter
-        if arbiter is None or self.ledger.phase != "open" or here.complete:
+        here, arbiter = self.statements.round, self.statements.round.arbiter
+        if arbiter is None or self.statements.phase != "open" or here.complete:
             return ""
         host, member = hosts.get(arbiter), self.swarm.members.get(arbiter)
         reads = arbiter in self.followers or (member is not None and member.seed)
         if host is None or not host.available or not reads or now - here.heard_at >= ARBITER_S:
             return f"the arbiter {arbiter or '(none)'} is gone"
-        return f"the arbiter {arbiter} is far slower than others were" if self.ledger.lags(now=now) else ""
+        return f"the arbiter {arbiter} is far slower than others were" if self.statements.lags(now=now) else ""
 
     def all_judged(self, hosts: Mapping[str, Host]) -> bool:
         """Whether each host that follows the list has judged the present round. One that has not is
@@ -144,14 +144,14 @@ class Case:
 
     def _waits(self, name: str, hosts: Mapping[str, Host]) -> bool:
         """Whether a host follows the list, is there, and has not judged the present round."""
-        here, host = self.ledger.round, hosts.get(name)
+        here, host = self.statements.round, hosts.get(name)
         if host is None or self.followers.get(name) != host.session or name not in self.swarm.members:
             return False
         voter = host.voter or name
         return voter not in here.matching and voter not in here.own and voter not in here.against
 
     def _listed(self, pieces: list[int]) -> Listed:
-        hashes = self.ledger.round.hashes
+        hashes = self.statements.round.hashes
         assert hashes is not None
         stated = b"".join(hashes.hash_of(piece) or b"" for piece in pieces)
-        return Listed(self.swarm.blob, self.ledger.round.number, tuple(pieces), stated)
+        return Listed(self.swarm.blob, self.statements.round.number, tuple(pieces), stated)

@@ -1,13 +1,13 @@
 """Vouching: the tracker's part in vouched piece lists (p2pdist/model/vouched.py).
 
-Theory. The hosts that hold the lease of a stripe, or held it, state the hashes of its pieces, and a
-ledger (ledger.py) keeps which host stated what. Every host that follows the list, since it has not
-found the whole to match, is sent what is listed: at once what was listed before it came, then all
-news together with the others (pace.py), and the end of the list at once. When the ledger says that
-a round cannot hold, an arbiter is chosen, which reads all pieces again: a host that had no part in
-the rounds so far, nor had one that votes with it, if there is one. An arbiter that is gone, or far
-slower than the first readers were, is replaced. The trees go on meanwhile: most of what is listed
-is right.
+Theory. The hosts that hold the lease of a stripe, or held it, state the hashes of its pieces, and
+statements.py keeps which host stated what. Every host that follows the list, since it has
+not found the whole to match, is sent what is listed: at once what was listed before it came, then
+all news together with the others (pause.py), and the end of the list at once. When they show
+that a round cannot hold, an arbiter is chosen, which reads all pieces again: a host that had
+no part in the rounds so far, nor had one that votes with it, if there is one. An arbiter that is
+gone, or far slower than the first readers were, is replaced. The trees go on meanwhile: most of
+what is listed is right.
 
 A host that stated what a list which is held contradicts is a liar for a while (liars.py).
 Complaints of wrong bytes that were made while a list was in doubt are withdrawn when the next round
@@ -15,7 +15,7 @@ begins: the sender may have been right.
 
 A tracker that has just started knows no list. Hosts that read state again what they read; while
 that leaves gaps, hosts that joined with pieces are asked, one after the other, for what they were
-told (`Recall`). A list that was held before may be given back to the core (`ListKept`).
+told (`Recall`). A list that was held before may be given back to the core (`ListFound`).
 
 Invariants: hashes are taken only from hosts that may have read the piece, from hosts that hold
 everything, or from hosts that were asked; a message for many hosts is one object; the hashes that
@@ -33,15 +33,15 @@ from p2pdist.model.errors import Corrupt, Unavailable, UsageError
 from p2pdist.model.messages import Holding, Judged, Recall, Reject, Reread, Vouched
 from p2pdist.model.pieces import HASH_SIZE
 from p2pdist.model.vouched import vouched_layout
-from tracker.core.events import Blamed, Command, ListKept, ListMatched, ListWanted, Send
+from tracker.core.events import Command, ListFound, ListMatched, ListWanted, Send, WrongHashes
 from tracker.core.host import Host
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
 from tracker.core.vouching.case import RECALL_MAX_S, Case
-from tracker.core.vouching.ledger import NO_ARBITER, Ledger
 from tracker.core.vouching.liars import Liars
-from tracker.core.vouching.pace import pause_s
+from tracker.core.vouching.pause import pause_s
+from tracker.core.vouching.statements import NO_ARBITER, Statements
 
 FAILED_S = 60.0
 """A blob of which no list held may be tried again after so long."""
@@ -77,7 +77,7 @@ class Vouching:
     """By the key of the swarm. `renamed`."""
     _busy: dict[Digest, Case] = field(default_factory=dict)
     """Those that time may change."""
-    _kept: dict[Digest, ListKept] = field(default_factory=dict)
+    _kept: dict[Digest, ListFound] = field(default_factory=dict)
     """Lists that were given back."""
     _swept_at: float = 0.0
 
@@ -100,10 +100,10 @@ class Vouching:
         self._busy[swarm.key] = case
         if self.liars.lies(host.name, now=now):
             self.liars.bar(swarm, swarm.members[host.name], now=now)
-        if case.ledger.phase == "failed":
+        if case.statements.phase == "failed":
             return [*out, *rejections(case.swarm.blob, [host])]
         speaks_first = host.session is not None and case.followers.get(host.name) != host.session
-        if speaks_first and any(swarm.members[host.name].counts) and not case.ledger.round.complete:
+        if speaks_first and any(swarm.members[host.name].counts) and not case.statements.round.complete:
             # Others may have named it before, as one from which they receive.
             case.brought[host.name] = case.to_recall[host.name] = None
             case.recall_at = min(case.recall_at, now + case.recall_pause_s)
@@ -113,8 +113,8 @@ class Vouching:
         elif host.session is not None and case.followers.get(host.name) != host.session:
             case.followers[host.name] = host.session
             out += (Send(host.session, message) for message in case.so_far())
-            if case.ledger.round.arbiter == host.name:  # it has begun anew, and its rounds with it
-                out.append(Send(host.session, Reread(swarm.blob, case.ledger.round.number)))
+            if case.statements.round.arbiter == host.name:  # it has begun anew, and its rounds with it
+                out.append(Send(host.session, Reread(swarm.blob, case.statements.round.number)))
         return out
 
     def planned(self, swarm: Swarm) -> None:
@@ -127,14 +127,14 @@ class Vouching:
         case = self._case_of(host, message.blob)
         if case is None or self.liars.lies(host.name, now=now):
             return []
-        ledger, swarm = case.ledger, case.swarm
+        statements, swarm = case.statements, case.swarm
         if len(message.hashes) != HASH_SIZE * len(message.pieces):
             raise UsageError(f"{len(message.hashes)} bytes of hashes were stated for {len(message.pieces)} pieces")
         if any(piece >= swarm.layout.count for piece in message.pieces):
             raise UsageError(f"{swarm.blob} has only {swarm.layout.count} pieces")
-        if ledger.phase == "failed" or message.round != ledger.round.number:
+        if statements.phase == "failed" or message.round != statements.round.number:
             return []
-        if ledger.round.hashes is None and _full(self._cases, swarm, described=self.described(swarm.blob)):
+        if statements.round.hashes is None and _full(self._cases, swarm, described=self.described(swarm.blob)):
             error = Unavailable("this tracker keeps too many vouched lists", remedy="Pull fewer images at once")
             return [Send(host.session, Reject(error.problem(), swarm.blob))] if host.session is not None else []
         self._busy[swarm.key] = case
@@ -142,12 +142,12 @@ class Vouching:
         for index, piece in enumerate(message.pieces):
             if case.believes(host.name, piece % swarm.stripes, message.basis):
                 stated = message.hashes[index * HASH_SIZE : (index + 1) * HASH_SIZE]
-                conflict |= ledger.state(host.name, piece, stated, named=message.basis != "told", now=now)
+                conflict |= statements.state(host.name, piece, stated, named=message.basis != "told", now=now)
         if conflict:
             return self._next_round(case, f"{host.name} read other bytes than are listed", now=now)
         due = now - case.sent_at >= self._pause_s(case, now)
-        out: list[Command] = [*case.send_news(self.hosts, now=now)] if due or ledger.round.complete else []
-        return [*out, *self._conclude(case, now=now)] if ledger.round.complete else out
+        out: list[Command] = [*case.send_news(self.hosts, now=now)] if due or statements.round.complete else []
+        return [*out, *self._conclude(case, now=now)] if statements.round.complete else out
 
     def judged(self, host: Host, message: Judged, *, now: float) -> list[Command]:
         """A host has compared the whole."""
@@ -157,18 +157,18 @@ class Vouching:
         self._busy[case.swarm.key] = case
         if message.matches:
             case.followers.pop(host.name, None)
-        if message.round != case.ledger.round.number or not case.ledger.judge(
+        if message.round != case.statements.round.number or not case.statements.judge(
             host.name, host.voter or host.name, message.matches, now=now
         ):
             return []
         case.swarm.record(now, f"{host.name} finds that the whole {'matches' if message.matches else 'does not match'}")
-        if message.matches and host.name == case.ledger.round.arbiter and not case.ledger.round.complete:
+        if message.matches and host.name == case.statements.round.arbiter and not case.statements.round.complete:
             # It has become whole on the way, and reads no further: what it has is the rest.
             return [Send(host.session, Recall(case.swarm.blob))] if host.session is not None else []
-        again = [ListMatched(case.swarm.blob, *case.ledger.hold())] if case.ledger.more_voters else []
+        again = [ListMatched(case.swarm.blob, *case.statements.hold())] if case.statements.more_voters else []
         return [*again, *self._conclude(case, now=now)]
 
-    def kept(self, given: ListKept) -> list[Command]:
+    def take_found(self, given: ListFound) -> list[Command]:
         """A list that was held before is given back. Where hashes were stated meanwhile it comes
         too late."""
         swarm = self.swarms.get(given.blob)
@@ -178,9 +178,9 @@ class Vouching:
                 del self._kept[next(iter(self._kept))]
             self._kept[given.blob] = given
             return []
-        if case.ledger.begun or case.swarm.layout != given.pieces.layout:
+        if case.statements.begun or case.swarm.layout != given.pieces.layout:
             return []
-        case.ledger = Ledger.kept(given.pieces, given.voters)
+        case.statements = Statements.from_held(given.pieces, given.voters)
         return [*case.send_news(self.hosts, now=case.sent_at)]
 
     def keeps(self, swarm: Swarm) -> bool:
@@ -195,7 +195,7 @@ class Vouching:
 
     def accused(self, swarm: Swarm, host: str, voter: str) -> None:
         """A complaint of wrong bytes was held against a host."""
-        if (case := self._found(swarm)) is not None and case.ledger.phase == "open":
+        if (case := self._found(swarm)) is not None and case.statements.phase == "open":
             case.accusations[host, voter] = None
 
     # -- what time brings
@@ -217,21 +217,21 @@ class Vouching:
 
     def _watch(self, case: Case, now: float) -> list[Command]:
         """What the time asks for in one case."""
-        ledger, out = case.ledger, list[Command]()
-        if ledger.phase == "failed":
+        statements, out = case.statements, list[Command]()
+        if statements.phase == "failed":
             return out
         if case.swarm.origin.barred:
             self.liars.unbar(case.swarm)
         if reason := case.lapse(self.hosts, now=now):
             case.drop_stale(self.hosts)
             if case.followers and (
-                ledger.round.arbiter != NO_ARBITER
+                statements.round.arbiter != NO_ARBITER
                 or choose_arbiter(case, self.hosts, self.liars, now=now) != NO_ARBITER
             ):
                 return self._next_round(case, reason, failed=False, now=now)
-        if ledger.round.arbiter is None and now >= case.recall_at:
+        if statements.round.arbiter is None and now >= case.recall_at:
             out += self._recall(case, now)
-        if ledger.round.against or (ledger.round.complete and ledger.phase == "open"):
+        if statements.round.against or (statements.round.complete and statements.phase == "open"):
             out += self._conclude(case, now=now)
         return out
 
@@ -239,8 +239,8 @@ class Vouching:
         """Ask a host for what it knows of a list with gaps."""
         members = case.swarm.members
         there = {name: sum(members[name].counts) for name in case.to_recall if name in members}
-        if case.ledger.round.complete or not case.followers or not there:
-            case.recall_at = inf if not there or case.ledger.round.complete else now + case.recall_pause_s
+        if case.statements.round.complete or not case.followers or not there:
+            case.recall_at = inf if not there or case.statements.round.complete else now + case.recall_pause_s
             return []
         case.recall_at = now + case.recall_pause_s
         case.recall_pause_s = min(RECALL_MAX_S, 1.5 * case.recall_pause_s)
@@ -270,11 +270,15 @@ class Vouching:
         if case is None:
             kept = self._kept.pop(swarm.blob, None)
             known = kept is not None and kept.pieces.layout == swarm.layout
-            ledger = Ledger.kept(kept.pieces, kept.voters) if known and kept is not None else Ledger(swarm.layout)
-            case = self._cases[swarm.key] = Case(swarm, ledger)
+            statements = (
+                Statements.from_held(kept.pieces, kept.voters)
+                if known and kept is not None
+                else Statements(swarm.layout)
+            )
+            case = self._cases[swarm.key] = Case(swarm, statements)
             if not known:
                 out.append(ListWanted(swarm.blob))
-            case.sent = len(ledger.round.order)
+            case.sent = len(statements.round.order)
         return case
 
     def _found(self, swarm: Swarm) -> Case | None:
@@ -296,23 +300,23 @@ class Vouching:
 
     def _conclude(self, case: Case, *, now: float) -> list[Command]:
         """Do what the judgements so far ask for."""
-        ledger = case.ledger
+        statements = case.statements
 
-        match ledger.decide(lambda: case.all_judged(self.hosts), now=now):
+        match statements.decide(lambda: case.all_judged(self.hosts), now=now):
             case "next":
                 return self._next_round(case, "the whole does not match", now=now)
             case "failed":
                 return self._fail(case, now)
             case "held":
-                if ledger.phase == "open":
-                    case.swarm.record(now, f"the vouched list holds, in round {ledger.round.number}")
-                    return [ListMatched(case.swarm.blob, *ledger.hold()), *self._blame(case, now)]
+                if statements.phase == "open":
+                    case.swarm.record(now, f"the vouched list holds, in round {statements.round.number}")
+                    return [ListMatched(case.swarm.blob, *statements.hold()), *self._blame(case, now)]
         return []
 
     def _next_round(self, case: Case, reason: str, *, failed: bool = True, now: float) -> list[Command]:
         """Begin another round, for this reason."""
-        ledger, swarm = case.ledger, case.swarm
-        if not ledger.may_begin():
+        statements, swarm = case.statements, case.swarm
+        if not statements.may_begin():
             return self._fail(case, now)
         arbiter = choose_arbiter(case, self.hosts, self.liars, now=now)
         for name, voter in case.accusations:
@@ -320,7 +324,7 @@ class Vouching:
                 self.reputation.forgive(self.hosts[name], voter, now=now)
         swarm.edges.forgive()
         out: list[Command] = [case.begin(arbiter, failed=failed, now=now)]
-        number = ledger.round.number
+        number = statements.round.number
         swarm.record(now, f"{reason}: round {number} begins, with {arbiter or 'no host yet'} as arbiter")
         if arbiter != NO_ARBITER:
             out.append(Send(case.followers[arbiter], Reread(swarm.blob, number)))
@@ -328,7 +332,7 @@ class Vouching:
 
     def _fail(self, case: Case, now: float) -> list[Command]:
         """No list holds: the blob cannot be had."""
-        case.ledger.fail()
+        case.statements.fail()
         case.failed_at = now
         case.swarm.record(now, "no vouched list holds: upstream sends other bytes than the digest says")
         case.drop_stale(self.hosts)
@@ -339,10 +343,10 @@ class Vouching:
     def _blame(self, case: Case, now: float) -> list[Command]:
         """Name the hosts that stated what the list which is held contradicts."""
         out: list[Command] = []
-        arbiter = self.hosts.get(case.ledger.round.arbiter or "")
-        for name, pieces in case.ledger.guilty().items():
+        arbiter = self.hosts.get(case.statements.round.arbiter or "")
+        for name, pieces in case.statements.guilty().items():
             case.swarm.record(now, f"{name} stated wrong hashes of {pieces} pieces, or upstream sent it other bytes")
-            out.append(Blamed(name, case.swarm.blob, pieces))
+            out.append(WrongHashes(name, case.swarm.blob, pieces))
             self.liars.add(name, now=now)
             if (host := self.hosts.get(name)) is not None:
                 by = (arbiter.voter or arbiter.name) if arbiter is not None else ""
@@ -358,8 +362,8 @@ def choose_arbiter(case: Case, hosts: Mapping[str, Host], liars: Liars, *, now: 
     under another name. What hosts state of themselves, such as how much they have, does not count:
     those come first that others have had pieces of, or that have been here for longest."""
     case.drop_stale(hosts)
-    authors = case.ledger.involved | case.ledger.round.authors()
-    arbiters = {each.arbiter for each in case.ledger.rounds}
+    authors = case.statements.involved | case.statements.round.authors()
+    arbiters = {each.arbiter for each in case.statements.rounds}
     heard = {hosts[name].voter for name in (*authors, *filter(None, arbiters)) if name in hosts}
     members = case.swarm.members
     fit = [name for name in case.followers if members[name].present and hosts[name].available]
@@ -375,7 +379,7 @@ def choose_arbiter(case: Case, hosts: Mapping[str, Host], liars: Liars, *, now: 
 
 def _full(cases: Mapping[Digest, Case], swarm: Swarm, *, described: bool) -> bool:
     """Whether there is no room for one more list, of this swarm."""
-    kept = sum(case.ledger.size_bytes for case in cases.values())
+    kept = sum(case.statements.size_bytes for case in cases.values())
     as_described = described and swarm.key == swarm.blob
     return kept + swarm.layout.count * 64 > (LISTS_BYTES_MAX if as_described else LISTS_BYTES_MAX // 2)
 

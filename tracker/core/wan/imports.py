@@ -2,7 +2,7 @@
 
 Theory. By the planner one host of a site imports each stripe, from another site or the origin
 (planning/planner.py); the others receive inside. So all that crosses a site's WAN comes over these
-few edges, whose hosts report how many pieces came. This counts them (ledger.py), and decides two
+few edges, whose hosts report how many pieces came. This counts them (usage.py), and decides two
 things.
 
 A site that may import nothing now, since it is not its hour or its budget is used up, is closed for
@@ -38,7 +38,7 @@ from tracker.core.planning.schedule import Schedule
 from tracker.core.policy.book import PolicyBook
 from tracker.core.policy.budget import SiteBudget
 from tracker.core.swarm import Swarm
-from tracker.core.wan.ledger import Ledger
+from tracker.core.wan.usage import Usage
 
 LOOK_S = 0.5
 LOWER_SHARE, RAISE_SHARE = 0.9, 1.25
@@ -62,7 +62,7 @@ class Imports:
     waits: Callable[[str, Swarm, str | None], None] = lambda site, swarm, why: None
     """Hears that a site waits with a swarm, and why; "", that it goes on; None, that it has nothing
     to wait for any more."""
-    ledgers: dict[str, Ledger] = field(default_factory=dict)
+    usage_by_site: dict[str, Usage] = field(default_factory=dict)
     """By site with a budget. `look`."""
     refusals: dict[str, str] = field(default_factory=dict)
     """By site that is closed now, why. `look`."""
@@ -98,8 +98,8 @@ class Imports:
     def advanced(self, swarm: Swarm, member: Member, counts: tuple[int, ...], *, now: float) -> None:
         """A member reports these counts, which it is still to be given."""
         wan = swarm.wan
-        ledger = self.ledgers.get(member.site) if wan.imports or wan.stopped else None
-        if ledger is None:
+        usage = self.usage_by_site.get(member.site) if wan.imports or wan.stopped else None
+        if usage is None:
             return
         pieces = sum(
             max(0, counts[stripe] - member.counts[stripe])
@@ -107,7 +107,7 @@ class Imports:
             if (edge := (member.host, stripe)) in wan.imports or edge in wan.stopped
         )
         if pieces:
-            ledger.count(min(swarm.layout.size, pieces * swarm.layout.piece_size), now=now)
+            usage.count(min(swarm.layout.size, pieces * swarm.layout.piece_size), now=now)
 
     def prepare(self, swarm: Swarm) -> None:
         """A swarm is about to be planned: its sites are closed or open as of the last look."""
@@ -160,12 +160,12 @@ class Imports:
         if now - self._looked_at < LOOK_S or not (self.budgets or self._watched):
             return
         self._looked_at = now
-        self.ledgers = {site: self.ledgers.get(site) or Ledger() for site in self.budgets}
+        self.usage_by_site = {site: self.usage_by_site.get(site) or Usage() for site in self.budgets}
         fraction = self._part
         self.refusals = {
             site: f"site {site} waits: {why}"
-            for site, ledger in self.ledgers.items()
-            if (why := ledger.refusal(self.budgets[site], fraction, now=now, utc_s=utc_s))
+            for site, usage in self.usage_by_site.items()
+            if (why := usage.refusal(self.budgets[site], fraction, now=now, utc_s=utc_s))
         }
         for swarm in self._swarms():
             before = swarm.wan.closed
@@ -217,7 +217,7 @@ class Imports:
         fraction, raises = self._part, now - self._raised_at >= RAISE_S
         for swarm in swarms:
             keeps, changed = swarm in paced, False
-            swarm.wan.pace({site for site in swarm.sites if keeps and self._rate(site)})
+            swarm.wan.set_rated({site for site in swarm.sites if keeps and self._rate(site)})
             for edge, told in swarm.wan.imports.items():
                 site = swarm.members[edge[0]].site
                 part = fraction * self._rate(site) / counts[site] if keeps else 0.0

@@ -32,7 +32,7 @@ from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.cluster.siblings import Known
 from tracker.http.keys import SERVICE
-from tracker.http.trackers import tell_others
+from tracker.http.trackers import announce
 from tracker.reads import ASKER
 from tracker.upstreams.hubs import BYTES_TYPE, Hubs
 
@@ -93,7 +93,7 @@ async def file(request: web.Request) -> web.Response:
     if found.sha256 and service.access is not None and not identity_of(request).reads_everything:
         service.fleet.policies.bind(str(name), found.digest, ())
     if found.sha256 and found.size:
-        await tell_others(request, Known(str(name), found.digest, size=found.size))
+        await announce(request, Known(str(name), found.digest, size=found.size))
     return _json(found)
 
 

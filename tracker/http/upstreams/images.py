@@ -24,7 +24,7 @@ from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.cluster.siblings import Known
 from tracker.http.content import PLACE_QUERY
 from tracker.http.keys import SERVICE
-from tracker.http.trackers import tell_others
+from tracker.http.trackers import announce
 from tracker.policies import note_image
 from tracker.reads import ASKER
 from tracker.upstreams.upstreams import Upstreams
@@ -91,7 +91,7 @@ async def manifest(request: web.Request) -> web.Response:
     found = await known.manifest(name, target)
     tag = "" if is_digest(target) else target
     await _note(request, name, tag, found)
-    await tell_others(request, Known(str(name), found.digest, image=True))
+    await announce(request, Known(str(name), found.digest, image=True))
     reference = ImageReference(name, tag, None if tag else found.digest).package
     zone, site = request.query.get("zone", ""), request.query.get("site")
     policy = request.app[SERVICE].fleet.policies.for_agents(reference, zone, site)

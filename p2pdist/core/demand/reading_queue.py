@@ -48,8 +48,8 @@ class _Place:
 
 
 @dataclass(slots=True)
-class Turns:
-    """The readings of a blob."""
+class ReadingQueue:
+    """The readings of a blob, and whose turn it is."""
 
     _places: dict[Reading, _Place] = field(default_factory=dict)
 

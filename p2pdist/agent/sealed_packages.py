@@ -1,5 +1,5 @@
-"""Sealed packages on this host (p2pdist/model/sealed.py): what was encrypted is fetched as any
-blob, and opened into the store.
+"""Sealed packages on this host (p2pdist/model/sealed_package.py): what was encrypted is fetched as
+any blob, and opened into the store.
 
 A blob is decrypted while it arrives, piece by piece, into a blob of its own, by the digest and the
 piece list that the package had before it was sealed, so every piece verifies twice: the encrypted
@@ -24,12 +24,13 @@ import msgspec
 
 from p2pdist.agent.tasks import in_thread
 from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.encryption import EncryptedBlob, decrypted_from
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused, Unavailable
 from p2pdist.model.manifest import Descriptor, Manifest, Reference, decode_manifest, encode_manifest
 from p2pdist.model.messages import PackageKeys
 from p2pdist.model.pieces import PieceList
-from p2pdist.model.sealed import (
+from p2pdist.model.sealed_package import (
     DOCUMENTS_BYTES_MAX,
     SealedConfig,
     decode_contents,
@@ -40,7 +41,6 @@ from p2pdist.model.sealed import (
     sealed_size,
 )
 from p2pdist.model.selection import Selection
-from p2pdist.sealing import EncryptedBlob, decrypted_from
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore, begin_opened
 from p2pdist.store.trees.damage import damaged

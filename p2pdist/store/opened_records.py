@@ -1,5 +1,5 @@
-"""What was decrypted here: blobs and documents of sealed packages (p2pdist/model/sealed.py),
-and the manifests by which this host keeps these packages.
+"""What was decrypted here: blobs and documents of sealed packages
+(p2pdist/model/sealed_package.py), and the manifests by which this host keeps these packages.
 
 All is read from the index once and kept in memory. A method that changes it writes the index first.
 """

@@ -1,4 +1,4 @@
-"""The ways to fill the device of a lazy view while it is read: what keeps readers waiting, and what
+"""Methods to fill the device of a lazy view while it is read: what keeps readers waiting, and what
 EROFS images have as their device.
 
 fanotify: the kernel asks before it reads the device itself (mount/supervisor); Linux 6.14. fuse:
@@ -25,12 +25,12 @@ from p2pdist.mount.supervisor.protocol import DEVICE
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to fill. `module` is the program that keeps readers of a view waiting. `device` gives
-    the path that images get as their device, as long as the block lasts and for what was mounted
-    in it. `looped`: they are mounted through loop devices, for the kernel has a device and its
-    image either both in files or both in block devices. `cells` are those of the device: they have
-    heads where the kernel could read what nothing has filled."""
+class FillMethod:
+    """How a view is filled. `module` is the program that keeps readers of a view waiting. `device`
+    gives the path that images get as their device, as long as the block lasts and for what was
+    mounted in it. `looped`: they are mounted through loop devices, for the kernel has a device and
+    its image either both in files or both in block devices. `cells` are those of the device: they
+    have heads where the kernel could read what nothing has filled."""
 
     name: str
     module: str
@@ -63,37 +63,37 @@ def fuse_loop(directory: Path, file: str) -> Iterator[str]:
         yield device
 
 
-FANOTIFY = Way("fanotify", "p2pdist.mount.supervisor.process", Cells(headed=True), _file, looped=False)
-FUSE = Way("fuse", "p2pdist.mount.lazy.fuse", Cells(headed=False), _loop, looped=True)
-WAYS = (FANOTIFY, FUSE)
+FANOTIFY = FillMethod("fanotify", "p2pdist.mount.supervisor.process", Cells(headed=True), _file, looped=False)
+FUSE = FillMethod("fuse", "p2pdist.mount.lazy.fuse", Cells(headed=False), _loop, looped=True)
+METHODS = (FANOTIFY, FUSE)
 """Best first."""
 
 REMEDY = "docs/operations.md, Lazy views, says what they need; mount without --lazy"
-WAY = "way"
-"""The file of a view that names its way; none for fanotify."""
+METHOD_FILE = "way"
+"""The file of a view that names its method; none for fanotify."""
 
 
-def way_of(directory: Path) -> Way:
-    """The way in which the view with this directory is filled. Raises Unavailable for one that this
+def method_of(directory: Path) -> FillMethod:
+    """How the view with this directory is filled. Raises Unavailable for one that this
     version does not know: its device may have other cells."""
     try:
-        name = (directory / WAY).read_text()
+        name = (directory / METHOD_FILE).read_text()
     except FileNotFoundError:
         return FANOTIFY
-    for way in WAYS:
-        if way.name == name:
-            return way
-    raise Unavailable(f"it is filled in the way {name[:20]!r} of another version", remedy="Mount the package again")
+    for method in METHODS:
+        if method.name == name:
+            return method
+    raise Unavailable(f"it is filled by the method {name[:20]!r} of another version", remedy="Mount the package again")
 
 
-def supervise(directory: Path, limit_s: float, held: Sequence[int] = (), way: Way | None = None) -> None:
-    """Start what keeps readers waiting, in one `way` for a new view, in its own for another, whose
-    processes were killed; `held` are the descriptors that these gave. Raises Unavailable,
+def supervise(directory: Path, limit_s: float, held: Sequence[int] = (), method: FillMethod | None = None) -> None:
+    """Start what keeps readers waiting, in one `method` for a new view, in its own for another,
+    whose processes were killed; `held` are the descriptors that these gave. Raises Unavailable,
     OSError."""
-    if way is FUSE:
+    if method is FUSE:
         (directory / POINT).mkdir()
-        (directory / WAY).write_text(way.name)
-    words = [sys.executable, "-P", "-m", (way or way_of(directory)).module, str(directory), str(limit_s)]
+        (directory / METHOD_FILE).write_text(method.name)
+    words = [sys.executable, "-P", "-m", (method or method_of(directory)).module, str(directory), str(limit_s)]
     words += map(str, held)
     with (directory / LOG).open("ab") as log:
         try:

@@ -1,6 +1,6 @@
 """Encrypting and decrypting: the blobs of sealed packages, and the keys by which they open.
 
-The format stands at p2pdist/model/sealed.py. Ciphers come from `cryptography`, and age from
+The format stands at p2pdist/model/sealed_package.py. Ciphers come from `cryptography`, and age from
 `pyrage`, which hosts that only open blobs do not need.
 """
 
@@ -19,7 +19,15 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from p2pdist.model.errors import Corrupt, P2PDistError, Refused, UsageError, printable
-from p2pdist.model.sealed import CHUNK_BYTES, KEY_BYTES, NONCE_BYTES, TAG_BYTES, WrappedKey, chunk_count, sealed_size
+from p2pdist.model.sealed_package import (
+    CHUNK_BYTES,
+    KEY_BYTES,
+    NONCE_BYTES,
+    TAG_BYTES,
+    WrappedKey,
+    chunk_count,
+    sealed_size,
+)
 
 _STORED_BYTES = CHUNK_BYTES + TAG_BYTES
 _STEP_BYTES = 8 * CHUNK_BYTES

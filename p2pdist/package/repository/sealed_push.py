@@ -1,10 +1,10 @@
 """Pushing a package encrypted: what the origin gets of it is a sealed package
-(p2pdist/model/sealed.py).
+(p2pdist/model/sealed_package.py).
 
 Each push encrypts by a new key, so the same layer would be another blob each time. The layout keeps
-a ledger: which encrypted blob a blob became, and by the key of which package. A later push takes
+a record: which encrypted blob a blob became, and by the key of which package. A later push takes
 the encrypted blobs that are at the origin still, and the wrapped key from the package there, if it
-is for the same recipient. The ledger holds no key.
+is for the same recipient. The record holds no key.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from p2pdist.encryption import check_recipient, encrypted, new_key, wrap
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import (
@@ -39,7 +40,7 @@ from p2pdist.model.manifest import (
     parse_reference,
 )
 from p2pdist.model.pieces import encoded_size
-from p2pdist.model.sealed import (
+from p2pdist.model.sealed_package import (
     DOCUMENTS_BYTES_MAX,
     KEYS_MAX,
     SEALED_CONFIG_TYPE,
@@ -52,11 +53,10 @@ from p2pdist.model.sealed import (
     sealed_size,
 )
 from p2pdist.package.repository.contract import LocalRepository, OnProgress, read_content, read_manifest
-from p2pdist.package.repository.push import Item, Pushed, Sender, Target, small_item
-from p2pdist.sealing import check_recipient, encrypted, new_key, wrap
+from p2pdist.package.repository.push import Item, Pushed, Sender, Target, document_item
 
-LEDGER = "sealed.json"
-LEDGER_BYTES_MAX = 64 << 20
+RECORD = "sealed.json"
+RECORD_BYTES_MAX = 64 << 20
 WRITE_BYTES = 1 << 20
 NOWHERE = Path("/nonexistent")
 """The source of a blob that is at the origin."""
@@ -73,27 +73,27 @@ class Encrypted(msgspec.Struct, frozen=True):
     package: str
 
 
-def _read_ledger(layout: LocalRepository) -> dict[Digest, Encrypted]:
+def _read_record(layout: LocalRepository) -> dict[Digest, Encrypted]:
     """What was pushed from a layout; nothing where that cannot be read, or is over the limit: then
     all is encrypted anew."""
     try:
-        with (layout.directory / LEDGER).open("rb") as file:
-            data = file.read(LEDGER_BYTES_MAX + 1)
-        if len(data) > LEDGER_BYTES_MAX:
+        with (layout.directory / RECORD).open("rb") as file:
+            data = file.read(RECORD_BYTES_MAX + 1)
+        if len(data) > RECORD_BYTES_MAX:
             return {}
         return msgspec.json.decode(data, type=dict[Digest, Encrypted])
     except (OSError, *UNDECODABLE):
         return {}
 
 
-def _write_ledger(layout: LocalRepository, ledger: dict[Digest, Encrypted]) -> None:
+def _write_record(layout: LocalRepository, record: dict[Digest, Encrypted]) -> None:
     """Write what was pushed, the latest last; the earlier half goes while it is over the limit."""
-    while len(data := msgspec.json.encode(ledger)) > LEDGER_BYTES_MAX:
-        ledger = dict(islice(ledger.items(), -(-len(ledger) // 2), None))
-    path = layout.directory / LEDGER
-    draft = path.with_name(f".{LEDGER}.{os.getpid()}")
-    draft.write_bytes(data)
-    os.replace(draft, path)
+    while len(data := msgspec.json.encode(record)) > RECORD_BYTES_MAX:
+        record = dict(islice(record.items(), -(-len(record) // 2), None))
+    path = layout.directory / RECORD
+    temporary = path.with_name(f".{RECORD}.{os.getpid()}")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
 
 
 @dataclass(slots=True)
@@ -125,12 +125,12 @@ class _Sealing:
     """One push: `key` is its own, `name` that of the key."""
 
     def __init__(
-        self, layout: LocalRepository, origin: Target, recipient: str, drafts: Path, reference: Reference
+        self, layout: LocalRepository, origin: Target, recipient: str, scratch: Path, reference: Reference
     ) -> None:
-        self._layout, self._origin, self._drafts, self._reference = layout, origin, drafts, reference
+        self._layout, self._origin, self._scratch, self._reference = layout, origin, scratch, reference
         self._recipient = recipient
         self._name, self._key = new_key()
-        self._ledger = _read_ledger(layout)
+        self._record = _read_record(layout)
         self._wrapped: dict[str, dict[str, WrappedKey]] = {}
         """The wrapped keys of packages at the origin."""
         self.keys = {self._name: wrap(self._key, recipient)}
@@ -143,7 +143,7 @@ class _Sealing:
     async def part(self, blob: Descriptor, on_bytes: Callable[[int], None]) -> _Part:
         """The encrypted blob of a blob of the layout. Raises NotFound where the layout does not
         have it."""
-        known = self._ledger.get(blob.digest)
+        known = self._record.get(blob.digest)
         if known is not None and await self._there(known, blob):
             on_bytes(blob.size)
             described = _described(known)
@@ -191,14 +191,14 @@ class _Sealing:
                 f"manifest, config and piece lists have {len(data)} bytes, and may have {DOCUMENTS_BYTES_MAX} encrypted",
                 remedy="Split the package",
             )
-        path = self._drafts / "documents"
+        path = self._scratch / "documents"
         path.write_bytes(data)
         return self._encrypt(path, digest_of(data), len(data), lambda count: None)
 
     def _encrypt(self, path: Path, digest: Digest, size: int, on_bytes: Callable[[int], None]) -> _Part:
         """Encrypt a file. Raises Corrupt where it is not what `digest` names: nobody could tell
-        from the encrypted blob, and the ledger would keep the mistake."""
-        output = self._drafts / f"encrypted-{path.name}"
+        from the encrypted blob, and the record would keep the mistake."""
+        output = self._scratch / f"encrypted-{path.name}"
         with path.open("rb") as source, output.open("xb", buffering=WRITE_BYTES) as file:
             read = _Hashed(source)
             for chunk in encrypted(read, size, self._key):
@@ -210,15 +210,15 @@ class _Sealing:
             raise Corrupt(f"{digest} was altered in {self._layout.url}", remedy="Pack the package again")
         content = read_content(output, stopped=self._stopped)
         described = content.descriptor(SEALED_TYPE)
-        items = (Item(described, output), small_item(content.pieces.encode(), PIECES_TYPE))
+        items = (Item(described, output), document_item(content.pieces.encode(), PIECES_TYPE))
         return _Part(described, self._name, str(self._reference), items)
 
     def note(self, blobs: list[Descriptor], parts: list[_Part]) -> None:
-        """Write what was pushed to the ledger, which keeps what this package has, and what others
+        """Write what was pushed to the record, which keeps what this package has, and what others
         have."""
         for blob, part in zip(blobs, parts, strict=True):
-            self._ledger.pop(blob.digest, None)
-            self._ledger[blob.digest] = Encrypted(
+            self._record.pop(blob.digest, None)
+            self._record[blob.digest] = Encrypted(
                 part.blob.digest,
                 part.blob.size,
                 part.blob.pieces_digest,
@@ -226,7 +226,7 @@ class _Sealing:
                 part.key,
                 str(self._reference),
             )
-        _write_ledger(self._layout, self._ledger)
+        _write_record(self._layout, self._record)
 
 
 def _described(known: Encrypted) -> Descriptor:
@@ -256,8 +256,8 @@ async def push_encrypted(
     if manifest.encrypted:
         raise UsageError(f"{reference} is encrypted already", remedy="Push it as it is, without --encrypt-to")
     blobs, report = list(manifest.blobs), _reporter(on_progress, sum(blob.size for blob in manifest.blobs))
-    with layout.draft_directory() as drafts:
-        sealing = _Sealing(layout, origin, recipient, drafts, reference)
+    with layout.temporary_directory() as scratch:
+        sealing = _Sealing(layout, origin, recipient, scratch, reference)
         try:
             plain = await layout.read(described.digest)
             named = {document.digest: document for document in manifest.documents()}
@@ -282,14 +282,14 @@ def _assembled(plain: Manifest, parts: list[_Part], keys: dict[str, WrappedKey])
     config = encode_sealed_config(
         SealedConfig({name: key for name, key in keys.items() if name in used}, tuple(part.key for part in parts))
     )
-    described = small_item(config, SEALED_CONFIG_TYPE)
+    described = document_item(config, SEALED_CONFIG_TYPE)
     lists = tuple(part.items[1].blob for part in parts)
     manifest = Manifest(described.blob, (), lists, tuple(part.blob for part in parts))
     try:
         decode_manifest(encode_manifest(opened_manifest(plain, manifest)))
     except Corrupt as error:
         raise UsageError(f"hosts could not open the package: {error.what}", remedy="Pack it in fewer blobs") from error
-    return small_item(encode_manifest(manifest), MANIFEST_TYPE), described
+    return document_item(encode_manifest(manifest), MANIFEST_TYPE), described
 
 
 def _reporter(on_progress: OnProgress | None, total: int) -> Callable[[int], None]:
@@ -320,8 +320,8 @@ async def rewrap(
     if all(key.recipient == recipient for key in config.keys.values()):
         return None
     keys = {name: wrap(unwrapped(key), recipient) for name, key in config.keys.items()}
-    new = small_item(encode_sealed_config(SealedConfig(keys, config.parts)), SEALED_CONFIG_TYPE)
-    body = small_item(encode_manifest(Manifest(new.blob, (), manifest.piece_lists, manifest.parts)), MANIFEST_TYPE)
+    new = document_item(encode_sealed_config(SealedConfig(keys, config.parts)), SEALED_CONFIG_TYPE)
+    body = document_item(encode_manifest(Manifest(new.blob, (), manifest.piece_lists, manifest.parts)), MANIFEST_TYPE)
     there = [Item(blob, NOWHERE) for blob in (*manifest.blobs, *manifest.piece_lists)]
     sender = Sender(origin, origin.url, sum(item.blob.size for item in (*there, new, body)), None)
     await sender.deliver([*there, new], body, reference, replaces=described.digest)

@@ -1,4 +1,4 @@
-"""What a ledger makes of statements and judgements: which list is held, which does not hold, when
+"""What follows from statements and judgements: which list is held, which does not hold, when
 upstream itself is wrong, and which hosts are to blame."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList
-from tracker.core.vouching.ledger import DISPUTE_S, JUDGES_WAIT_S, ROUNDS_MAX, TRUST, Decision, Ledger
+from tracker.core.vouching.statements import DISPUTE_S, JUDGES_WAIT_S, ROUNDS_MAX, TRUST, Decision, Statements
 
 COUNT = 4
 LAYOUT = PieceLayout(COUNT * 65536, 65536)
@@ -19,29 +19,29 @@ RIGHT, WRONG, THIRD = b"r" * HASH_SIZE, b"w" * HASH_SIZE, b"t" * HASH_SIZE
 
 
 class Book:
-    """A ledger, and the hosts that could judge it."""
+    """Statements, and the hosts that could judge it."""
 
     def __init__(self, *judges: str) -> None:
-        self.ledger, self.judges, self.now = Ledger(LAYOUT), dict.fromkeys(judges), 0.0
+        self.statements, self.judges, self.now = Statements(LAYOUT), dict.fromkeys(judges), 0.0
 
     def state(self, host: str, *hashes: bytes, first: int = 0, named: bool = True) -> bool:
         conflicts = [
-            self.ledger.state(host, first + i, each, named=named, now=self.now) for i, each in enumerate(hashes)
+            self.statements.state(host, first + i, each, named=named, now=self.now) for i, each in enumerate(hashes)
         ]
         return True in conflicts
 
     def judge(self, *hosts: str, matches: bool) -> Decision:
         for host in hosts:
-            self.ledger.judge(host, host, matches, now=self.now)
+            self.statements.judge(host, host, matches, now=self.now)
         return self.decide()
 
     def decide(self) -> Decision:
-        here = self.ledger.round
+        here = self.statements.round
         votes = here.matching | here.own | here.against
-        return self.ledger.decide(lambda: all(each in votes for each in self.judges), now=self.now)
+        return self.statements.decide(lambda: all(each in votes for each in self.judges), now=self.now)
 
     def round(self, arbiter: str, *hashes: bytes) -> None:
-        self.ledger.begin(arbiter, failed=True, now=self.now)
+        self.statements.begin(arbiter, failed=True, now=self.now)
         assert not self.state(arbiter, *hashes)
 
 
@@ -61,8 +61,8 @@ def test_the_first_statement_counts() -> None:
     assert not book.state("a", RIGHT)
     assert not book.state("b", RIGHT)
     assert book.state("b", WRONG), "two readers differ"
-    assert book.ledger.round.hashes is not None
-    assert book.ledger.round.hashes.hash_of(0) == RIGHT
+    assert book.statements.round.hashes is not None
+    assert book.statements.round.hashes.hash_of(0) == RIGHT
 
 
 def test_a_list_with_gaps_is_not_decided() -> None:
@@ -112,17 +112,17 @@ def test_a_host_that_says_otherwise_later_is_heard_once() -> None:
 def test_what_a_host_says_again_is_no_news() -> None:
     """Each judgement has the tracker look at all hosts of the swarm, and one host could send them
     without an end."""
-    ledger = stated(*[RIGHT] * COUNT).ledger
-    said = [ledger.judge("c", "c", matches, now=0.0) for matches in (False, False, True, True, False)]
+    statements = stated(*[RIGHT] * COUNT).statements
+    said = [statements.judge("c", "c", matches, now=0.0) for matches in (False, False, True, True, False)]
     assert said == [True, False, True, False, False]
-    assert list(ledger.round.matching) == ["c"]
+    assert list(statements.round.matching) == ["c"]
 
 
 def test_more_mismatches_than_matches_undo_a_list_that_was_held() -> None:
     """Two liars may be the first to judge."""
     book = stated(*[WRONG] * COUNT, judges=[*"abcdefg"])
     assert book.judge("c", "d", matches=True) == "held"
-    book.ledger.hold()
+    book.statements.hold()
     assert book.judge("e", "f", "g", matches=False) == "next"
 
 
@@ -131,18 +131,18 @@ def test_more_mismatches_than_matches_undo_a_list_that_was_held() -> None:
 
 def test_only_the_arbiter_states_hashes_in_its_round() -> None:
     book = stated(*[WRONG] * COUNT)
-    book.ledger.begin("c", failed=True, now=0.0)
+    book.statements.begin("c", failed=True, now=0.0)
     assert not book.state("d", RIGHT)
-    assert book.ledger.round.hashes is None
+    assert book.statements.round.hashes is None
     assert not book.state("c", RIGHT)
-    assert book.ledger.round.order == [0]
+    assert book.statements.round.order == [0]
 
 
 @pytest.mark.parametrize("reader_first", [True, False])
 def test_a_reader_without_a_part_in_earlier_rounds_can_object(reader_first: bool) -> None:
     """An arbiter may lie such that no host can store what it sends, and so none can judge."""
     book = stated(*[WRONG] * COUNT)
-    book.ledger.begin("c", failed=True, now=0.0)
+    book.statements.begin("c", failed=True, now=0.0)
     if reader_first:
         assert not book.state("d", RIGHT)
         assert book.state("c", WRONG)
@@ -154,14 +154,14 @@ def test_a_reader_without_a_part_in_earlier_rounds_can_object(reader_first: bool
 def test_a_voucher_of_an_earlier_round_cannot_object() -> None:
     """It would defend itself: a liar could burn round after round."""
     book = stated(*[WRONG] * COUNT)
-    book.ledger.begin("c", failed=True, now=0.0)
+    book.statements.begin("c", failed=True, now=0.0)
     book.state("c", RIGHT)
     assert not book.state("a", WRONG)
 
 
 def test_an_arbiter_that_contradicts_itself_is_not_believed() -> None:
     book = stated(*[WRONG] * COUNT)
-    book.ledger.begin("c", failed=True, now=0.0)
+    book.statements.begin("c", failed=True, now=0.0)
     book.state("c", RIGHT)
     assert book.state("c", WRONG)
 
@@ -230,20 +230,20 @@ def test_one_liar_does_not_hold_a_wrong_list() -> None:
 def test_rounds_end() -> None:
     book = stated(*[WRONG] * COUNT)
     for number in range(ROUNDS_MAX):
-        assert book.ledger.may_begin()
-        book.ledger.begin(f"x{number}", failed=True, now=0.0)
-    assert not book.ledger.may_begin()
+        assert book.statements.may_begin()
+        book.statements.begin(f"x{number}", failed=True, now=0.0)
+    assert not book.statements.may_begin()
 
 
 def test_arbiters_that_go_away_cost_no_round() -> None:
     book = stated(*[WRONG] * COUNT)
-    book.ledger.begin("x", failed=True, now=0.0)
+    book.statements.begin("x", failed=True, now=0.0)
     for number in range(ROUNDS_MAX):
-        book.ledger.begin(f"x{number}", failed=False, now=0.0)
-    assert book.ledger.may_begin()
-    while len(book.ledger.rounds) < 100 and book.ledger.may_begin():
-        book.ledger.begin("y", failed=False, now=0.0)
-    assert len(book.ledger.rounds) < 100
+        book.statements.begin(f"x{number}", failed=False, now=0.0)
+    assert book.statements.may_begin()
+    while len(book.statements.rounds) < 100 and book.statements.may_begin():
+        book.statements.begin("y", failed=False, now=0.0)
+    assert len(book.statements.rounds) < 100
 
 
 # -- blame
@@ -253,8 +253,8 @@ def test_the_hosts_that_stated_otherwise_are_guilty() -> None:
     book = stated(RIGHT, WRONG, RIGHT, THIRD)  # b lies
     book.round("c", *[RIGHT] * COUNT)
     assert book.judge("d", "e", matches=True) == "held"
-    assert book.ledger.hold()[0] == PieceList(LAYOUT, RIGHT * COUNT)
-    assert book.ledger.guilty() == {"b": 2}
+    assert book.statements.hold()[0] == PieceList(LAYOUT, RIGHT * COUNT)
+    assert book.statements.guilty() == {"b": 2}
 
 
 def test_a_lying_arbiter_is_guilty_and_the_vouchers_before_it_are_not() -> None:
@@ -262,28 +262,28 @@ def test_a_lying_arbiter_is_guilty_and_the_vouchers_before_it_are_not() -> None:
     book.round("c", WRONG, RIGHT, RIGHT, RIGHT)
     book.round("d", *[RIGHT] * COUNT)
     assert book.judge("e", "a", matches=True) == "held"
-    book.ledger.hold()
-    assert book.ledger.guilty() == {"c": 1}
+    book.statements.hold()
+    assert book.statements.guilty() == {"c": 1}
 
 
 def test_an_objection_that_was_right_is_no_guilt() -> None:
     book = stated(*[WRONG] * COUNT)  # a and b lie
-    book.ledger.begin("c", failed=True, now=0.0)
+    book.statements.begin("c", failed=True, now=0.0)
     book.state("c", WRONG)
     assert book.state("d", RIGHT)
     book.round("e", *[RIGHT] * COUNT)
-    assert book.ledger.guilty() == {}, "the arbiter's word alone names no host"
+    assert book.statements.guilty() == {}, "the arbiter's word alone names no host"
     book.judge("d", matches=True)
-    book.ledger.hold()
-    assert set(book.ledger.guilty()) == {"a", "b", "c"}
+    book.statements.hold()
+    assert set(book.statements.guilty()) == {"a", "b", "c"}
 
 
 def test_what_a_host_was_told_is_not_its_guilt() -> None:
     book = Book("a", "b", "c")
     book.state("a", *[WRONG] * COUNT, named=False)
     book.round("b", *[RIGHT] * COUNT)
-    book.ledger.hold()
-    assert book.ledger.guilty() == {}
+    book.statements.hold()
+    assert book.statements.guilty() == {}
 
 
 def test_a_host_that_corrects_itself_is_not_blamed() -> None:
@@ -293,21 +293,21 @@ def test_a_host_that_corrects_itself_is_not_blamed() -> None:
     assert book.judge("a", matches=False) == "next"
     book.round("a", *[RIGHT] * COUNT)
     assert book.judge("a", matches=True) == "held"
-    book.ledger.hold()
-    assert book.ledger.guilty() == {}
+    book.statements.hold()
+    assert book.statements.guilty() == {}
 
 
 def test_a_list_that_was_kept_is_held_until_hosts_say_otherwise() -> None:
-    ledger = Ledger.kept(PieceList(LAYOUT, WRONG * COUNT))
-    assert ledger.phase == "held"
+    statements = Statements.from_held(PieceList(LAYOUT, WRONG * COUNT))
+    assert statements.phase == "held"
     for host in "abc":
-        ledger.judge(host, host, False, now=0.0)
-    assert ledger.decide(lambda: True, now=0.0) == "next"
-    ledger.begin("a", failed=True, now=0.0)
+        statements.judge(host, host, False, now=0.0)
+    assert statements.decide(lambda: True, now=0.0) == "next"
+    statements.begin("a", failed=True, now=0.0)
     for piece in range(COUNT):
-        ledger.state("a", piece, RIGHT, named=True, now=0.0)
-    ledger.hold()
-    assert ledger.guilty() == {}
+        statements.state("a", piece, RIGHT, named=True, now=0.0)
+    statements.hold()
+    assert statements.guilty() == {}
 
 
 HOSTS = [f"h{number}" for number in range(8)]
@@ -319,7 +319,7 @@ def test_one_liar_of_eight_is_found_and_no_other_host_is(data: st.DataObject) ->
     """Whatever it states, whichever way it votes, whenever it is the arbiter: the list that is held
     is right, comes within the rounds, and at most the liar is blamed."""
     liar = data.draw(st.sampled_from(HOSTS))
-    ledger, lied = Ledger(LAYOUT), False
+    statements, lied = Statements(LAYOUT), False
 
     def hash_for(host: str) -> bytes:
         nonlocal lied
@@ -330,32 +330,32 @@ def test_one_liar_of_eight_is_found_and_no_other_host_is(data: st.DataObject) ->
     conflict = False
     for piece in range(COUNT):
         for host in data.draw(st.lists(st.sampled_from(HOSTS), min_size=1, max_size=2)):
-            conflict |= ledger.state(host, piece, hash_for(host), named=True, now=0.0)
+            conflict |= statements.state(host, piece, hash_for(host), named=True, now=0.0)
     now = 0.0
     while True:
         decision: Decision = "next" if conflict else "wait"
         conflict, left = False, list(HOSTS)
         order = data.draw(st.permutations(HOSTS))
-        hashes = ledger.round.hashes
+        hashes = statements.round.hashes
         right = hashes is not None and hashes.complete and hashes.piece_list().hashes == RIGHT * COUNT
         for host in order if decision == "wait" else ():
-            ledger.judge(host, host, data.draw(st.booleans()) if host == liar else right, now=now)
+            statements.judge(host, host, data.draw(st.booleans()) if host == liar else right, now=now)
             left.remove(host)
-            decision = ledger.decide(lambda left=left: not left, now=now)  # type: ignore[misc]
+            decision = statements.decide(lambda left=left: not left, now=now)  # type: ignore[misc]
             if decision != "wait":
                 break
         if decision == "wait":
             now += JUDGES_WAIT_S
-            decision = ledger.decide(lambda: True, now=now)
+            decision = statements.decide(lambda: True, now=now)
         assert decision != "failed"
         if decision == "held":
             break
         assert decision == "next"
-        assert ledger.may_begin()
-        fit = [host for host in HOSTS if host not in ledger.involved | ledger.round.authors()] or HOSTS
-        ledger.begin(data.draw(st.sampled_from(fit)), failed=True, now=now)
+        assert statements.may_begin()
+        fit = [host for host in HOSTS if host not in statements.involved | statements.round.authors()] or HOSTS
+        statements.begin(data.draw(st.sampled_from(fit)), failed=True, now=now)
         for piece in range(COUNT):
-            arbiter = ledger.round.arbiter or ""
-            conflict |= ledger.state(arbiter, piece, hash_for(arbiter), named=True, now=now)
-    assert ledger.hold()[0].hashes == RIGHT * COUNT
-    assert set(ledger.guilty()) <= {liar}
+            arbiter = statements.round.arbiter or ""
+            conflict |= statements.state(arbiter, piece, hash_for(arbiter), named=True, now=now)
+    assert statements.hold()[0].hashes == RIGHT * COUNT
+    assert set(statements.guilty()) <= {liar}

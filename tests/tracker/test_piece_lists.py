@@ -22,11 +22,11 @@ from p2pdist.model.messages import (
     decode_from_tracker,
 )
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList
-from tracker import kept_lists
+from tracker import piece_lists
 from tracker.content import Content
 from tracker.core.events import Received, Tick
 from tracker.core.fleet import Fleet
-from tracker.kept_lists import LIST_TYPE, KeptLists
+from tracker.piece_lists import LIST_TYPE, PieceLists
 from tracker.service import Outbox, Service
 from tracker.state.documents import Documents
 
@@ -69,9 +69,9 @@ class Site:
         self.say(root, Vouched(BLOB, 0, ALL, HASHES))
         for name in "abc":
             self.say(name, Judged(BLOB, 0, True))
-        await self.kept()
+        await self.done()
 
-    async def kept(self) -> None:
+    async def done(self) -> None:
         """What the service began beside its sessions is done."""
         await asyncio.gather(*self.service._tasks)
 
@@ -92,7 +92,7 @@ async def test_a_list_outlives_its_swarm(tmp_path: Path, state: bool) -> None:
         site.say(name, Left(BLOB))
     assert not site.service.fleet.swarms
     site.open("late")
-    await site.kept()
+    await site.done()
     assert decode_from_tracker(next(each for each in await site.read("late") if isinstance(each, bytes))) == Listed(
         BLOB, 0, ALL, HASHES
     )
@@ -103,16 +103,16 @@ async def test_a_list_outlives_the_tracker(tmp_path: Path) -> None:
     first = Documents(tmp_path)
     await Site(first).holds()
     first.close()
-    found = await KeptLists(Documents(tmp_path)).find(BLOB)
+    found = await PieceLists(Documents(tmp_path)).find(BLOB)
     assert found is not None and found[0] == PIECES and len(found[1]) == 2
     site = Site(Documents(tmp_path))
     site.open("late")
-    await site.kept()
+    await site.done()
     assert any(isinstance(each, bytes) for each in await site.read("late"))
 
 
 async def test_without_a_state_nothing_outlives_the_tracker() -> None:
-    assert await KeptLists(None).find(BLOB) is None
+    assert await PieceLists(None).find(BLOB) is None
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", PIECES.encode()[:-1]])
@@ -120,7 +120,7 @@ async def test_a_kept_list_that_is_damaged_is_not_used(tmp_path: Path, data: byt
     documents = Documents(tmp_path)
     documents.write(digest_of(data), data)
     documents.note({f"vouched {BLOB}": Descriptor(LIST_TYPE, digest_of(data), len(data))})
-    assert await KeptLists(documents).find(BLOB) is None
+    assert await PieceLists(documents).find(BLOB) is None
 
 
 @pytest.mark.parametrize("voters", ["", "x", "5", "{", "null"])
@@ -128,18 +128,18 @@ async def test_voters_that_are_none_are_no_reason_to_fail(tmp_path: Path, voters
     documents, data = Documents(tmp_path), PIECES.encode()
     documents.write(PIECES.digest, data)
     documents.note({f"vouched {BLOB}": Descriptor(LIST_TYPE, PIECES.digest, len(data), {"voters": voters})})
-    assert await KeptLists(documents).find(BLOB) is None
+    assert await PieceLists(documents).find(BLOB) is None
 
 
 async def test_a_list_without_its_document_is_not_there(tmp_path: Path) -> None:
     documents = Documents(tmp_path)
     documents.note({f"vouched {BLOB}": Descriptor(LIST_TYPE, PIECES.digest, 10)})
-    assert await KeptLists(documents).find(BLOB) is None
+    assert await PieceLists(documents).find(BLOB) is None
 
 
 async def test_lists_in_memory_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_lists, "LISTS_BYTES_MAX", 2 * len(HASHES))
-    lists = KeptLists(None)
+    monkeypatch.setattr(piece_lists, "LISTS_BYTES_MAX", 2 * len(HASHES))
+    lists = PieceLists(None)
     blobs = [Digest(digest_of(b"%d" % number)) for number in range(3)]
     for blob in (*blobs, blobs[2]):
         await lists.keep(blob, PIECES)

@@ -1,12 +1,12 @@
-"""A ledger: what came to one site over its WAN within the last hour, and whether more may come.
+"""Usage of a WAN: what came to one site over it within the last hour, and whether more may come.
 
 Theory. An hour is any stretch of HOUR_S, not one of the clock, so that two hours' budgets cannot
-pass within minutes. Bytes are kept by the minute and leave the ledger an hour later, a minute at a
+pass within minutes. Bytes are kept by the minute and are forgotten an hour later, a minute at a
 time. A site that has used up its budget goes on once a twentieth of it is free: else its imports
 would begin and end with every minute that is forgotten.
 
-The ledger is soft: a tracker that starts knows nothing of the hour before. Each of several trackers
-has its part of the budget, and a ledger of its own (Handover.fraction).
+Usage is soft: a tracker that starts knows nothing of the hour before. Each of several trackers
+has its part of the budget, and counts of its own (Handover.fraction).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FREE_SHARE = 0.05
 
 
 @dataclass(slots=True)
-class Ledger:
+class Usage:
     """Of one site. Times only grow."""
 
     total: int = 0

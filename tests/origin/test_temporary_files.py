@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.origin.drafts import ABANDONED_AFTER_S, DRAFT, STAGE, abandoned, boot_mark, new_directory, new_file
+from p2pdist.origin.temporary_files import (
+    ABANDONED_AFTER_S,
+    STAGE,
+    TEMPORARY,
+    abandoned,
+    boot_mark,
+    new_directory,
+    new_file,
+)
 
-OTHER = f"{DRAFT}00000000-0000-4000-8000-000000000000-"
+OTHER = f"{TEMPORARY}00000000-0000-4000-8000-000000000000-"
 """Of another boot: its locks may be out of sight."""
 
 

@@ -62,7 +62,7 @@ class Follower:
         self.behind = False
 
 
-class HistoryKeeper:
+class HistoryRecorder:
     """Keeps what `history` reports. `observe` hears how long broadcasts took, by share of hosts.
     All methods are called on the event loop."""
 

@@ -26,16 +26,16 @@ VOTERS = "voters"
 logger = logging.getLogger(__name__)
 
 
-Kept = tuple[PieceList, tuple[str, ...]]
+FoundList = tuple[PieceList, tuple[str, ...]]
 """A list, and some of the voters that found the whole to match it."""
 
 
-class KeptLists:
+class PieceLists:
     """Lists by the blob's digest. `documents` outlive the process; None: nothing does."""
 
     def __init__(self, documents: Documents | None) -> None:
         self._documents = documents
-        self._lists: OrderedDict[Digest, Kept] = OrderedDict()
+        self._lists: OrderedDict[Digest, FoundList] = OrderedDict()
         self._bytes = 0
 
     async def keep(self, blob: Digest, pieces: PieceList, voters: tuple[str, ...] = ()) -> None:
@@ -50,7 +50,7 @@ class KeptLists:
         if self._documents is not None:
             await asyncio.to_thread(_write, self._documents, blob, pieces, voters)
 
-    async def find(self, blob: Digest) -> Kept | None:
+    async def find(self, blob: Digest) -> FoundList | None:
         """The list of a blob, None when none is kept."""
         known = self._lists.get(blob)
         if known is not None or self._documents is None:
@@ -65,7 +65,7 @@ def _write(documents: Documents, blob: Digest, pieces: PieceList, voters: tuple[
     documents.note({f"vouched {blob}": Descriptor(LIST_TYPE, pieces.digest, len(data), annotations)})
 
 
-def _read(documents: Documents, blob: Digest) -> Kept | None:
+def _read(documents: Documents, blob: Digest) -> FoundList | None:
     named = documents.recall(f"vouched {blob}")
     data = documents.read(named.digest) if named is not None else None
     if named is None or data is None:

@@ -1,8 +1,8 @@
-"""Ledger of recordings: what hosts recorded of starts, by package and entry point.
+"""Index of recordings: what hosts recorded of starts, by package and entry point.
 
 A key has the last recordings of RECORDINGS_MAX hosts, one of each; older ones, and those of
 KEPT_S ago, are forgotten. Over KEYS_MAX keys, or BYTES_MAX bytes in all, the keys go that were used
-least recently. The ledger does not look into recordings: it says which ones make the trace of a key
+least recently. The index does not look into recordings: it says which ones make the trace of a key
 (`recordings`), and keeps that while no other recording comes.
 
 Thousands of hosts start a package at the same moment, and few recordings are enough. So hosts
@@ -63,9 +63,9 @@ class _Kept:
     """The trace of these recordings; None until it is noted."""
 
 
-class TraceLedger:
+class TraceIndex:
     """The recordings of all packages; times are in seconds since the epoch. What a method returns
-    as forgotten is to be forgotten by other keepers as well."""
+    as forgotten is to be forgotten by other trackers as well."""
 
     def __init__(self, *, bytes_max: int = BYTES_MAX, keys_max: int = KEYS_MAX) -> None:
         self._bytes_max, self._keys_max = bytes_max, keys_max
@@ -155,7 +155,7 @@ class TraceLedger:
         return forgotten
 
     def restore(self, stated: Iterable[tuple[Key, Recording]]) -> list[tuple[Key, str]]:
-        """Keep recordings that another keeper has; returns what is forgotten for them."""
+        """Keep recordings that another tracker has; returns what is forgotten for them."""
         forgotten: list[tuple[Key, str]] = []
         for key, recording in sorted(stated, key=lambda row: row[1].stated_at):
             kept = self._kept.get(key)

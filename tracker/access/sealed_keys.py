@@ -1,9 +1,9 @@
 """Keys of sealed packages, for hosts that may read them.
 
 A namespace of the access file has a key: age identities in files, or printed by a command. By them
-the tracker unwraps the keys in the config of a package (p2pdist/model/sealed.py). Only identities
-of the namespace in which the package was found are tried, so the wrapped key of another namespace
-does not open, under whatever name a manifest repeats it.
+the tracker unwraps the keys in the config of a package (p2pdist/model/sealed_package.py). Only
+identities of the namespace in which the package was found are tried, so the wrapped key of another
+namespace does not open, under whatever name a manifest repeats it.
 
 Identities and keys are in the memory of the tracker alone. A command runs at the first question,
 again every ASK_S, and where what it printed does not open a key; never more often than every
@@ -24,11 +24,11 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from p2pdist.encryption import identities_in, unopened, unwrap
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, Refused, Unavailable, UsageError
 from p2pdist.model.manifest import Manifest, decode_manifest
-from p2pdist.model.sealed import SealedConfig, WrappedKey, decode_sealed_config
-from p2pdist.sealing import identities_in, unopened, unwrap
+from p2pdist.model.sealed_package import SealedConfig, WrappedKey, decode_sealed_config
 from tracker.access.control import AccessControl
 from tracker.access.file import SealedDocument
 from tracker.content import Content

@@ -1,13 +1,13 @@
-"""Drafts: unfinished files, and directories of them, beside what they become; and which of them are
-abandoned.
+"""Temporary files: what is unfinished, and directories of it, beside what they become; and which of
+them are abandoned.
 
-The process that makes a draft holds an exclusive flock(2) on it, which ends with the process
-however that ends. Other processes see the lock for certain only under the same kernel: over NFS
-locks may stay on a machine, and a machine that serves a directory does not see its clients'
-locks. So a draft is named after the boot in which it was made (boot_id, random(4)). A draft of
-this boot that is not locked is abandoned, and any other one that was not written to for
-ABANDONED_AFTER_S. Stages have the same names after each boot, since notes of packings are kept by
-path: they hold a mark instead.
+The process that makes a temporary file holds an exclusive flock(2) on it, which ends with the
+process however that ends. Other processes see the lock for certain only under the same kernel: over
+NFS locks may stay on a machine, and a machine that serves a directory does not see its clients'
+locks. So a temporary file is named after the boot in which it was made (boot_id, random(4)). A
+temporary file of this boot that is not locked is abandoned, and any other one that was not written
+to for ABANDONED_AFTER_S. Stages have the same names after each boot, since notes of packings are
+kept by path: they hold a mark instead.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ from pathlib import Path
 from p2pdist.model.errors import Conflict
 
 ABANDONED_AFTER_S = 86_400.0
-DRAFT, STAGE = "draft-", "stage-"
-"""How the names of drafts and stages begin."""
+TEMPORARY, STAGE = "draft-", "stage-"
+"""How the names of temporary files and stages begin."""
 
 
 @functools.cache
 def boot_mark() -> str:
-    """How the names of this boot's drafts begin, and the name of what this boot's stages hold."""
+    """How the names of this boot's temporary files begin, and the name of what this boot's stages
+    hold."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         boot = secrets.token_hex(16)  # of no other process: age alone counts then
-    return f"{DRAFT}{boot}-"
+    return f"{TEMPORARY}{boot}-"
 
 
 def new_file(directory: Path) -> tuple[int, Path]:
-    """A new draft in `directory`, open for writing, locked until it is closed. Raises OSError."""
+    """A new temporary file in `directory`, open for writing, locked until it is closed. Raises
+    OSError."""
     while True:
         path = directory / (boot_mark() + secrets.token_hex(12))
         # 0o666 less the umask, so that others (a web server, colleagues) may read what the writer's
@@ -57,8 +59,8 @@ def new_file(directory: Path) -> tuple[int, Path]:
 
 @contextlib.contextmanager
 def new_directory(directory: Path) -> Iterator[Path]:
-    """A new draft in `directory` that is a directory; gone with what is left in it when the block
-    ends. Raises OSError."""
+    """A new temporary file in `directory` that is a directory; gone with what is left in it when
+    the block ends. Raises OSError."""
     handle, path = _made(directory)
     try:
         yield path
@@ -117,7 +119,8 @@ def _entered(place: Path, purpose: str) -> int:
 
 
 def lock(handle: int) -> bool:
-    """Lock what was opened as a draft until it is closed; False when another process has it."""
+    """Lock what was opened as a temporary file until it is closed; False when another process has
+    it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -136,8 +139,8 @@ def is_at(handle: int, path: Path) -> bool:
 
 
 def abandoned(directory: Path, *, remove: bool) -> Iterator[tuple[str, int]]:
-    """Names and bytes of the drafts in `directory` that are abandoned, which are deleted if
-    `remove`. Raises OSError."""
+    """Names and bytes of the temporary files in `directory` that are abandoned, which are deleted
+    if `remove`. Raises OSError."""
     try:
         entries = list(os.scandir(directory))
     except FileNotFoundError:
@@ -152,11 +155,11 @@ def abandoned(directory: Path, *, remove: bool) -> Iterator[tuple[str, int]]:
 
 
 def _end(entry: os.DirEntry[str], remove: bool) -> int | None:
-    """The bytes of a draft that is abandoned, which is deleted if `remove`; None where it is not,
-    or that cannot be told."""
+    """The bytes of a temporary file that is abandoned, which is deleted if `remove`; None where it
+    is not, or that cannot be told."""
     status = entry.stat(follow_symlinks=False)
     is_directory = stat.S_ISDIR(status.st_mode)
-    if is_directory and not entry.name.startswith((DRAFT, STAGE)):
+    if is_directory and not entry.name.startswith((TEMPORARY, STAGE)):
         return None
     is_ours = entry.name.startswith(boot_mark()) or os.path.lexists(os.path.join(entry.path, boot_mark()))
     is_old = _written(entry) < time.time() - ABANDONED_AFTER_S
@@ -174,7 +177,7 @@ def _end(entry: os.DirEntry[str], remove: bool) -> int | None:
 
 
 def _written(entry: os.DirEntry[str]) -> float:
-    """When a draft was last written to; of a directory what is right in it counts, too."""
+    """When a temporary file was last written to; of a directory what is right in it counts, too."""
     times = [entry.stat(follow_symlinks=False).st_mtime]
     if entry.is_dir(follow_symlinks=False):
         with os.scandir(entry.path) as children:
@@ -184,8 +187,8 @@ def _written(entry: os.DirEntry[str]) -> float:
 
 @contextlib.contextmanager
 def _looked_for(path: str) -> Iterator[bool | None]:
-    """Whether no process has locked the draft, which none does before the block ends; None where
-    one cannot tell."""
+    """Whether no process has locked the temporary file, which none does before the block ends; None
+    where one cannot tell."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""Ledger: what hosts stated of the hashes of one blob, in rounds, and what follows from how other
-hosts judged the whole.
+"""What hosts stated of the hashes of one blob, in rounds, and what follows from how
+other hosts judged the whole.
 
 Theory. In round 0 the hash that is stated first for a piece counts. In a later round only what its
 arbiter states does; another reader that states otherwise objects. Hosts judge a list by the SHA-256
@@ -119,7 +119,7 @@ class Round:
         """Whether every piece has a hash."""
         return self.hashes is not None and self.hashes.complete
 
-    def pace_s(self) -> float | None:
+    def piece_s(self) -> float | None:
         """How long one of its readers took for a piece, on an average; None where that is not
         known."""
         if self.first_at is None or len(self.order) < 2 or not self.named:
@@ -139,8 +139,8 @@ class Round:
 
 
 @dataclass(slots=True)
-class Ledger:
-    """The rounds of one blob."""
+class Statements:
+    """What hosts stated of one blob, in rounds."""
 
     layout: PieceLayout
     rounds: list[Round] = field(default_factory=lambda: [Round(0, None, 0.0)])
@@ -157,16 +157,16 @@ class Ledger:
     """Whether the present list is the one of the round before; None before that is known."""
 
     @classmethod
-    def kept(cls, pieces: PieceList, voters: Iterable[str] = ()) -> Ledger:
-        """The ledger of a list that was held before this tracker started, and that these voters
+    def from_held(cls, pieces: PieceList, voters: Iterable[str] = ()) -> Statements:
+        """The statements of a list that was held before this tracker started, and that these voters
         found to match."""
-        ledger = cls(pieces.layout, phase="held")
-        ledger.round.hashes = VouchedList.of(pieces)
-        ledger.round.vouchers = [None] * pieces.layout.count
-        ledger.round.order = list(range(pieces.layout.count))
-        ledger.round.matching.update(dict.fromkeys(voters))
-        ledger.said = len(ledger.round.matching)
-        return ledger
+        statements = cls(pieces.layout, phase="held")
+        statements.round.hashes = VouchedList.of(pieces)
+        statements.round.vouchers = [None] * pieces.layout.count
+        statements.round.order = list(range(pieces.layout.count))
+        statements.round.matching.update(dict.fromkeys(voters))
+        statements.said = len(statements.round.matching)
+        return statements
 
     @property
     def round(self) -> Round:
@@ -300,7 +300,7 @@ class Ledger:
     def lags(self, *, now: float) -> bool:
         """Whether the arbiter of the present round is far slower than hosts have read before. Each
         one that was replaced gives the next one more time: upstream may have become slow."""
-        here, paces = self.round, [pace for each in self.rounds[:-1] if (pace := each.pace_s()) is not None]
+        here, paces = self.round, [pace for each in self.rounds[:-1] if (pace := each.piece_s()) is not None]
         least_s = self.layout.piece_size / ARBITER_BYTES_S
         piece_s = max([least_s, *([ARBITER_PACES * min(paces)] if paces else [])])
         stated = len(here.order) + 1
