@@ -60,7 +60,16 @@ CREATE TABLE IF NOT EXISTS images (
 CREATE TABLE IF NOT EXISTS tags (reference TEXT PRIMARY KEY, digest TEXT NOT NULL, told REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS opened (digest TEXT PRIMARY KEY, source TEXT NOT NULL, manifest INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS opened_names (manifest TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (manifest, name)) WITHOUT ROWID;
 """
+
+_MOVED_NAMES = """
+BEGIN;
+INSERT OR IGNORE INTO opened_names SELECT source, substr(digest, length(source) + 2) FROM opened WHERE manifest=2;
+DELETE FROM opened WHERE manifest=2;
+COMMIT;
+"""
+"""Earlier releases kept these names among what was opened, as "MANIFEST NAME"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +178,7 @@ class Index:
         self._database.executescript(_SCHEMA)
         if not any(row[1] == "pages" for row in self._database.execute("PRAGMA table_info(trees)")):
             self._database.execute("ALTER TABLE trees ADD COLUMN pages BLOB NOT NULL DEFAULT x''")
+        self._database.executescript(_MOVED_NAMES)
         opened = self._database.execute("SELECT EXISTS (SELECT 1 FROM opened)").fetchone()[0]
         self._database.execute(f"PRAGMA user_version={_OPENED_VERSION if opened else _VERSION}")
 
@@ -449,7 +459,7 @@ def _check_opened(database: sqlite3.Connection, path: Path) -> None:
 
 def opened_rows(index: Index) -> list[tuple[Digest, Digest, int]]:
     """What was opened, from what, and 1 where a manifest is what is opened."""
-    return index._query("SELECT digest, source, manifest FROM opened WHERE manifest<2")
+    return index._query("SELECT digest, source, manifest FROM opened")
 
 
 def add_opened(index: Index, rows: Sequence[tuple[Digest, Digest, int]]) -> None:
@@ -461,17 +471,17 @@ def add_opened(index: Index, rows: Sequence[tuple[Digest, Digest, int]]) -> None
 
 def opened_names(index: Index) -> list[tuple[Digest, str]]:
     """The names of packages by which the keys of each opened manifest were given to this host."""
-    return index._query("SELECT source, substr(digest, length(source) + 2) FROM opened WHERE manifest=2")
+    return index._query("SELECT manifest, name FROM opened_names")
 
 
 def add_opened_name(index: Index, manifest: Digest, name: str) -> None:
     """Write a row of opened_names."""
-    add_opened(index, [(Digest(f"{manifest} {name}"), manifest, 2)])
+    index._run("INSERT OR IGNORE INTO opened_names VALUES (?,?)", (manifest, name))
 
 
 def remove_opened_names(index: Index, manifests: Sequence[Digest]) -> None:
     """Forget the names of opened manifests."""
-    index._run_all("DELETE FROM opened WHERE manifest=2 AND source=?", [(manifest,) for manifest in manifests])
+    index._run_all("DELETE FROM opened_names WHERE manifest=?", [(manifest,) for manifest in manifests])
 
 
 def remove_opened(index: Index, digests: Sequence[Digest]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from store_rig import fill, sample
@@ -58,3 +59,23 @@ def test_a_mark_is_taken_from_what_comes_as_it_is(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     assert digest_of(data) not in store.opened
     store.close()
+
+
+def test_names_that_an_earlier_release_kept_among_what_was_opened_move(tmp_path: Path) -> None:
+    """A row of theirs was "MANIFEST NAME", MANIFEST and 2."""
+    store = BlobStore(tmp_path)
+    manifest = store.put_document(b"{}")
+    store.opened.record_manifest(ENCRYPTED, manifest, "team-a/new")
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "index.sqlite", isolation_level=None)) as database:
+        database.execute("DROP TABLE opened_names")
+        rows = [(f"{manifest} {name}", manifest, 2) for name in ("team-a/x", "team-a/y")]
+        database.executemany("INSERT INTO opened VALUES (?,?,?)", rows)
+    for _ in range(2):
+        store = BlobStore(tmp_path)
+        assert store.opened.was_given(manifest, "team-a/x") and store.opened.was_given(manifest, "team-a/y")
+        assert not store.opened.was_given(manifest, "team-a/new") and not store.opened.encrypted()
+        assert store.opened.manifest(ENCRYPTED) == manifest
+        store.close()
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as database:
+        assert database.execute("SELECT digest, manifest FROM opened").fetchall() == [(ENCRYPTED, 1)]
