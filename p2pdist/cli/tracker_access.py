@@ -52,7 +52,7 @@ class TrackerAccess(Access):
 
     def remedy(self, url: str, error: BaseException) -> str:
         """What to do about a tracker that does not answer."""
-        from p2pdist.agent.access import exchange
+        from p2pdist.credentials import exchange
 
         if hint := exchange.wrong_time(error):
             return hint

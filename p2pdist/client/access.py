@@ -43,10 +43,11 @@ class Access:
         return self._known[url]
 
     async def _pinned(self, url: str) -> dict[str, Any]:
-        from p2pdist.agent.access import exchange
+        from p2pdist.credentials import exchange
         from p2pdist.credentials.authority import TRACKER_DNS
+        from p2pdist.transfer.names import NAMES, Resolver
 
-        stated, _ = await exchange.authorities(url)
+        stated, _ = await exchange.authorities(url, Resolver(NAMES))
         return {
             "ssl": exchange.trusting(exchange.pinned_authority(stated, self._pin)),
             "server_hostname": TRACKER_DNS,
@@ -54,7 +55,7 @@ class Access:
 
     def remedy(self, url: str, error: BaseException) -> str:
         """What to do about a tracker that does not answer."""
-        from p2pdist.agent.access import exchange
+        from p2pdist.credentials import exchange
 
         if hint := exchange.wrong_time(error):
             return hint

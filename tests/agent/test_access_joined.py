@@ -17,11 +17,11 @@ import pytest
 from aiohttp import ClientConnectionError, ClientSession, TCPConnector, web
 from joined_rig import FLEET, AccessSite, AccessTracker, Running, access_site, certificate_of, free_port, until
 
-from p2pdist.agent.access import exchange
 from p2pdist.agent.access import service as service_module
 from p2pdist.agent.access.identity import read_join_file
 from p2pdist.agent.agent import Agent, AgentSettings, membership_of
 from p2pdist.agent.bittorrent.service import SwarmSettings
+from p2pdist.credentials import exchange
 from p2pdist.credentials.authority import TRACKER_DNS, Authority, agent_dns, expires_at
 from p2pdist.credentials.join import JoinToken
 from p2pdist.credentials.signing import SigningKey
@@ -29,6 +29,7 @@ from p2pdist.credentials.tokens import create_token
 from p2pdist.model.access import SKEW_S, TICKET_HEADER, TICKET_S, Ticket, encode_ticket, joined_with
 from p2pdist.model.errors import Refused, Unavailable, UsageError
 from p2pdist.model.messages import Access, Joined, JoinRequest
+from p2pdist.transfer.names import NAMES, Resolver
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 DATA = os.urandom(1 << 20)
@@ -130,7 +131,9 @@ async def test_a_host_whose_clock_is_an_hour_behind_joins_and_one_that_is_days_b
     authority = site.tracker.authorities[0].pem.decode()
     request = JoinRequest(str(site.tracker.token), "", "h0", ())
     with pytest.raises(Unavailable, match="not yet valid") as failure:
-        await exchange.post(f"{site.tracker.url}/v1/join", request, Joined, exchange.trusting(authority), TRACKER_DNS)
+        await exchange.post(
+            f"{site.tracker.url}/v1/join", request, Joined, exchange.trusting(authority), TRACKER_DNS, Resolver(NAMES)
+        )
     assert "by the clock of this host" in failure.value.remedy
 
 
@@ -553,6 +556,6 @@ async def test_an_agent_with_a_join_file_says_that_a_tracker_speaks_no_tls() -> 
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         with pytest.raises(Unavailable, match="no TLS: start the tracker with --access"):
-            await exchange.authorities(f"https://127.0.0.1:{runner.addresses[0][1]}")
+            await exchange.authorities(f"https://127.0.0.1:{runner.addresses[0][1]}", Resolver(NAMES))
     finally:
         await runner.cleanup()

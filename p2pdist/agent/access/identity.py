@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from p2pdist.agent.access import exchange
 from p2pdist.agent.access.files import make_private, read, replace
+from p2pdist.credentials import exchange
 from p2pdist.credentials.authority import (
     TRACKER_DNS,
     agent_dns,
@@ -44,6 +44,7 @@ from p2pdist.files import read_content
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Refused, Unavailable, UsageError
 from p2pdist.model.messages import Joined, JoinRequest, RenewRequest
 from p2pdist.model.url import redacted
+from p2pdist.transfer.names import NAMES, Resolver
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 LOOK_S = 60.0
@@ -232,11 +233,11 @@ class Membership:
 
     async def _join_at(self, url: str) -> None:
         self._token = await asyncio.to_thread(self._read_token)  # a rotation may have brought another
-        stated, own_end = await exchange.authorities(url)
+        stated, own_end = await exchange.authorities(url, Resolver(NAMES))
         context = exchange.trusting(exchange.pinned_authority(stated, self._token.pin))
         key = make_key()
         body = JoinRequest(str(self._token), self.host, make_request(key).decode(), tuple(self._addresses(own_end)))
-        joined = await exchange.post(url + "/v1/join", body, Joined, context, TRACKER_DNS)
+        joined = await exchange.post(url + "/v1/join", body, Joined, context, TRACKER_DNS, Resolver(NAMES))
         await asyncio.to_thread(self._keep, joined, encode_key(key))
         logger.info("joined the fleet %s at %s as %s", joined.fleet, redacted(url), self.host)
 
@@ -257,9 +258,9 @@ class Membership:
 
     async def _renew_at(self, url: str, tls: Tls) -> None:
         key = make_key()
-        _, own_end = await exchange.authorities(url)
+        _, own_end = await exchange.authorities(url, Resolver(NAMES))
         body = RenewRequest(make_request(key).decode(), tuple(self._addresses(own_end)))
-        joined = await exchange.post(url + "/v1/renew", body, Joined, tls.client, TRACKER_DNS)
+        joined = await exchange.post(url + "/v1/renew", body, Joined, tls.client, TRACKER_DNS, Resolver(NAMES))
         await asyncio.to_thread(self._keep, joined, encode_key(key))
         until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires_at(joined.certificate.encode())))
         logger.info("the certificate of %s was renewed at %s, until %s", self.host, redacted(url), until)

@@ -31,9 +31,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from p2pdist.agent.access.exchange import in_words
 from p2pdist.agent.tracker.address import address_for_others
 from p2pdist.agent.tracker.attention import Attention
+from p2pdist.credentials.exchange import in_words
 from p2pdist.model.address import Vicinity, address_text, host_part
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem

@@ -1,5 +1,5 @@
-"""Requests to a tracker while the agent has no session yet: its authorities, a first certificate,
-another one."""
+"""Requests to a tracker that is not believed yet: its authorities, a first certificate, another
+one; and why a connection to it failed. Names are looked up as the caller says."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.abc import AbstractResolver
 
 from p2pdist.credentials.authority import pinned
 from p2pdist.model.errors import UNDECODABLE, Corrupt, Unavailable, UsageError, from_problem, unreached
 from p2pdist.model.request_id import passed_on
 from p2pdist.model.url import redacted
-from p2pdist.transfer.names import NAMES, Resolver
 
 ANSWER_BYTES_MAX = 1 << 18
 REQUEST_S_MAX = 20.0
@@ -33,12 +33,12 @@ _CONTEXT = re.compile(r" ssl:(?:<[^>]*>|default|True|False)")
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
-async def authorities(url: str) -> tuple[bytes, str]:
+async def authorities(url: str, resolver: AbstractResolver) -> tuple[bytes, str]:
     """What a tracker states as the fleet's authorities (PEM), not to be believed yet, and the
     address of this host's end of the connection. Raises Unavailable."""
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
-    return await _exchange("GET", url, "/v1/access/authorities", None, unverified, None)
+    return await _exchange("GET", url, "/v1/access/authorities", None, unverified, None, resolver)
 
 
 def pinned_authority(stated: bytes, pin: str) -> str:
@@ -57,10 +57,17 @@ def trusting(authority: str) -> ssl.SSLContext:
     return context
 
 
-async def post(url: str, body: msgspec.Struct, kind: type[Answer], context: ssl.SSLContext, name: str) -> Answer:
+async def post(
+    url: str,
+    body: msgspec.Struct,
+    kind: type[Answer],
+    context: ssl.SSLContext,
+    name: str,
+    resolver: AbstractResolver,
+) -> Answer:
     """What a tracker with a certificate for `name` answers to a POST. Raises the failure in its
     problem document, Corrupt and Unavailable."""
-    data, _ = await _exchange("POST", url, "", msgspec.json.encode(body), context, name)
+    data, _ = await _exchange("POST", url, "", msgspec.json.encode(body), context, name, resolver)
     try:
         return msgspec.json.decode(data, type=kind)
     except UNDECODABLE as error:
@@ -68,10 +75,16 @@ async def post(url: str, body: msgspec.Struct, kind: type[Answer], context: ssl.
 
 
 async def _exchange(
-    method: str, url: str, path: str, body: bytes | None, context: ssl.SSLContext, name: str | None
+    method: str,
+    url: str,
+    path: str,
+    body: bytes | None,
+    context: ssl.SSLContext,
+    name: str | None,
+    resolver: AbstractResolver,
 ) -> tuple[bytes, str]:
     timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX, sock_connect=CONNECT_S_MAX)
-    connector = aiohttp.TCPConnector(resolver=Resolver(NAMES), use_dns_cache=False, force_close=True)
+    connector = aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, force_close=True)
     headers = {"Content-Type": "application/json", **passed_on()} if body is not None else passed_on()
     try:
         async with (
