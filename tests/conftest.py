@@ -9,12 +9,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import effort
 import pytest
 from programs import PROGRAMS
 from tidiness import TOKEN_VARIABLE, leftovers, namespaces, namespaces_left, remove_leftovers
+
+if TYPE_CHECKING:
+    from image_rig import Odd
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,3 +115,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 _before: pytest.StashKey[set[str]] = pytest.StashKey()
+
+
+@pytest.fixture
+async def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Odd]:
+    """A registry of images that can be told to misbehave, for clients without credentials."""
+    from image_rig import odd_registry
+
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    async with odd_registry() as running:
+        yield running

@@ -180,3 +180,10 @@ async def sealed_site(directory: Path) -> AsyncIterator[SealedSite]:
             await site.start_tracker()
             stack.push_async_callback(site.stop_tracker)
             yield site
+
+
+@pytest.fixture(name="site")
+async def site_with_keys(tmp_path: Path) -> AsyncIterator[SealedSite]:
+    """Modules of tests import it, as the parameter `site`."""
+    async with sealed_site(tmp_path) as made:
+        yield made

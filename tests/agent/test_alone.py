@@ -29,13 +29,6 @@ NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture
-def origin(tmp_path: Path) -> LocalLayout:
-    made = LocalLayout(tmp_path / "origin")
-    made.scratch()
-    return made
-
-
-@pytest.fixture
 async def start(tmp_path: Path, origin: LocalLayout) -> AsyncIterator[Start]:
     """Starts agents that look for nobody; they end with the test."""
     async with AsyncExitStack() as agents:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from aiohttp import web
-from image_rig import Made, Odd, docker_config, make_image, make_index, odd_registry, push_image
+from image_rig import Made, Odd, docker_config, make_image, make_index, push_image
 from image_site import ImageSite, image_site, pulled, serve
 from registry_rig import Realm, Registry, needs_registry, running_registry
 
@@ -28,13 +28,6 @@ from tracker.core.policy.table import read_table
 
 HERE = this_platform().architecture
 LAYERS = ({"bin/hello": b"#!/bin/sh\necho hello\n"}, {"data": bytes(range(256)) * 8000}, {"more": b"m" * 300_000})
-
-
-@pytest.fixture
-async def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Odd]:
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    async with odd_registry() as running:
-        yield running
 
 
 @pytest.fixture

@@ -4,15 +4,16 @@ its connections; an upstream that does not answer; and clients that are gone."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
-from image_rig import Made, Odd, make_image, odd_registry
+from image_rig import Made, Odd, make_image
 from image_site import ImageSite, image_site, pulled, serve
+from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.mirror import make_mirror_app
@@ -75,13 +76,6 @@ class Relay:
 
 
 @pytest.fixture
-async def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Odd]:
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    async with odd_registry() as running:
-        yield running
-
-
-@pytest.fixture
 async def relay() -> AsyncIterator[Relay]:
     async with Relay().running() as running:
         yield running
@@ -120,12 +114,6 @@ async def gets_everything(http: aiohttp.ClientSession, odd: Odd, image: Made) ->
     for digest, data in image.blobs.items():
         async with http.get(f"/v2/team/app/blobs/{digest}?ns={odd.address}") as answer:
             assert (answer.status, await answer.read()) == (200, data), digest
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 # -- a tracker that hangs

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
 import pytest
-from image_rig import Made, Odd, make_image, odd_registry
+from image_rig import Made, Odd, make_image
 from image_site import ImageSite, image_site, pulled, serve
+from waits import until
 
 from p2pdist.agent.api.mirror import make_mirror_app
 from p2pdist.agent.pull import registry as registry_module
@@ -24,23 +25,10 @@ WAIT_S = 30.0
 
 
 @pytest.fixture
-async def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Odd]:
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    async with odd_registry() as running:
-        yield running
-
-
-@pytest.fixture
 async def site(odd: Odd, tmp_path: Path) -> AsyncIterator[ImageSite]:
     """Its tracker is the home."""
     async with image_site(tmp_path, parse_upstream(odd.address)) as running:
         yield running
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def follow(site: ImageSite, epoch: int, *others: Tracker, pinned: tuple[Digest, ...] = ()) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import sqlite3
 import threading
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, TCPConnector, web
 from joined_rig import Running, free_port, until
-from sealed_rig import SealedSite, sealed_site
+from sealed_rig import (
+    SealedSite,
+    site_with_keys,  # noqa: F401
+)
 from test_client import serving
 
 import tracker.access.sealed_keys
@@ -50,12 +53,6 @@ from p2pdist.package.repository.push import Pushed, push
 from p2pdist.package.repository.sealed_push import push_encrypted
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import redundant_parts
-
-
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[SealedSite]:
-    async with sealed_site(tmp_path) as made:
-        yield made
 
 
 async def tag(site: SealedSite, name: str, pushed: Pushed) -> None:

@@ -7,13 +7,16 @@ import base64
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pyrage
 import pytest
-from sealed_rig import SealedSite, sealed_site
+from sealed_rig import (
+    SealedSite,
+    site_with_keys,  # noqa: F401
+)
 
 from p2pdist.agent.sealed_packages import ask_keys
 from p2pdist.encryption import new_identity, wrap
@@ -32,12 +35,6 @@ from tracker.access import sealed_keys as module
 from tracker.access.file import SealedDocument
 from tracker.access.sealed_keys import SealedKeys
 from tracker.core.policy.table import read_table
-
-
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[SealedSite]:
-    async with sealed_site(tmp_path) as made:
-        yield made
 
 
 async def with_keys(site: SealedSite, package: Digest, more: dict[str, WrappedKey]) -> Digest:

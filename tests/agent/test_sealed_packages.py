@@ -11,7 +11,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,12 @@ from typing import Literal
 import pytest
 from aiohttp import ClientSession, TCPConnector
 from joined_rig import Running, until
-from sealed_rig import MARK, SealedSite, holds_mark, sealed_site
+from sealed_rig import (
+    MARK,
+    SealedSite,
+    holds_mark,
+    site_with_keys,  # noqa: F401
+)
 
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.sealed_packages import Opening, Sealed, ask_keys
@@ -53,12 +58,6 @@ from p2pdist.package.repository.sealed_push import push_encrypted, rewrap
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore, redundant_parts
 from tracker.content import TAG_FRESH_S
-
-
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[SealedSite]:
-    async with sealed_site(tmp_path) as made:
-        yield made
 
 
 async def test_an_image_is_opened_on_hosts_and_nowhere_else(site: SealedSite) -> None:

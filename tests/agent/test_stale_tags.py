@@ -25,13 +25,6 @@ TAG = "team/app:v1"
 Start = Callable[..., AsyncExitStack]
 
 
-@pytest.fixture
-def origin(tmp_path: Path) -> LocalLayout:
-    made = LocalLayout(tmp_path / "origin")
-    made.scratch()
-    return made
-
-
 class OneHost:
     """One agent after another over the same store."""
 

@@ -68,13 +68,6 @@ def forget(store: BlobStore) -> None:
 
 
 @pytest.fixture
-def origin(tmp_path: Path) -> LocalLayout:
-    made = LocalLayout(tmp_path / "origin")
-    made.scratch()
-    return made
-
-
-@pytest.fixture
 async def agent(tmp_path: Path, origin: LocalLayout) -> AsyncIterator[Agent]:
     async with AsyncExitStack() as stack:
         settings = AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
-from image_rig import Made, Odd, make_image, make_index, odd_registry
+from image_rig import Made, Odd, make_image, make_index
 
 from p2pdist.model.digest import Digest, hex_of
 from p2pdist.model.errors import Corrupt, NotFound, Unavailable
@@ -18,13 +17,6 @@ from p2pdist.origin.registry.download import download_image
 from p2pdist.origin.registry.upstream import UpstreamRegistry
 
 AMD64 = parse_platform("linux/amd64")[0]
-
-
-@pytest.fixture
-async def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Odd]:
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    async with odd_registry() as running:
-        yield running
 
 
 def published(odd: Odd) -> Made:

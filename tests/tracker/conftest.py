@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from postgresql import binaries, running_server
@@ -15,3 +16,11 @@ def postgresql_server() -> Iterator[str]:
         pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
     with running_server() as url:
         yield url
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Each kind of database that keeps what a tracker remembers."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgresql"))
+    return str(tmp_path / "state") if request.param == "sqlite" else ""

@@ -39,13 +39,6 @@ def postgresql(postgresql_server: str) -> str:
     return postgresql_server
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgresql":
-        return str(request.getfixturevalue("postgresql"))
-    return str(tmp_path / "state") if request.param == "sqlite" else ""
-
-
 def texts(records: list[HistoryRecord]) -> list[str]:
     return [record.event.text for record in records]
 

@@ -49,13 +49,6 @@ def postgresql(postgresql_server: str) -> str:
     return postgresql_server
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgresql":
-        return str(request.getfixturevalue("postgresql"))
-    return str(tmp_path / "state") if request.param == "sqlite" else ""
-
-
 def test_records_come_back_as_they_were(where: str) -> None:
     database = PreseedDatabase(where)
     assert database.read("p1") is None

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from access_rig import access_site, ask
 from aiohttp import web
-from image_rig import Made, Odd, docker_config, make_image, make_index, odd_registry, push_image, reads
+from image_rig import Made, Odd, docker_config, make_image, make_index, push_image, reads
 from registry_rig import PASSWORD, Realm, Registry, free_port, needs_registry, running_registry
 
 from p2pdist.model.digest import Digest, digest_of
@@ -38,13 +38,6 @@ from tracker.upstreams.settings import UpstreamsFile, all_upstreams, read_upstre
 from tracker.upstreams.upstreams import Upstreams
 
 LAYER = {"bin/hello": b"#!/bin/sh\necho hello\n", "data": bytes(range(256)) * 400}
-
-
-@pytest.fixture
-async def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Odd]:
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    async with odd_registry() as running:
-        yield running
 
 
 Opens = Callable[..., Upstreams]
