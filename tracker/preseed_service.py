@@ -42,7 +42,7 @@ from tracker.content import Content
 from tracker.core.affinity import Affinity, Parts, RedundantPacks, RoleNeed
 from tracker.core.fleet import Fleet
 from tracker.core.host import Host
-from tracker.core.preseeds.orders import GRACE_S, Preseeds
+from tracker.core.preseeds.orders import RECONNECT_GRACE_S, Preseeds
 from tracker.core.preseeds.preseed import (
     AskCandidates,
     Candidates,
@@ -111,7 +111,7 @@ class PreseedService:
     """Takes orders of preseeds and answers rankings. `grace_s` is how long after the start hosts
     may take to return."""
 
-    def __init__(self, sessions: Sessions, database: PreseedDatabase, *, grace_s: float = GRACE_S) -> None:
+    def __init__(self, sessions: Sessions, database: PreseedDatabase, *, grace_s: float = RECONNECT_GRACE_S) -> None:
         fleet = sessions.fleet
         self._redundant = RedundantPacks()
         self.affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities, self._redundant.hosts)

@@ -15,7 +15,7 @@ from p2pdist.model.preseed import PreseedRecord, PreseedRequest, canonical
 from tracker.core.affinity import Affinity
 from tracker.core.events import SessionClosed, SessionOpened
 from tracker.core.fleet import Fleet
-from tracker.core.preseeds.orders import GRACE_S, Preseeds
+from tracker.core.preseeds.orders import RECONNECT_GRACE_S, Preseeds
 from tracker.core.preseeds.preseed import (
     AskCandidates,
     Candidates,
@@ -200,7 +200,7 @@ class World:
                     tracker.exchange()
 
     def settle(self) -> None:
-        self.wait(GRACE_S + 1)
+        self.wait(RECONNECT_GRACE_S + 1)
 
     def say(self, identifier: str, state: str, *names: str, reason: str = "") -> None:
         for name in names:

@@ -10,7 +10,7 @@ from tracker.core.complaints import was_named
 from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.member import GIVING_STILL_S, STARVED_BY, STILL_S, Starvation
-from tracker.core.monitor.presence import GRACE_S
+from tracker.core.monitor.presence import START_GRACE_S
 from tracker.core.origin.leases import RESCUES_BEYOND, Leases
 from tracker.core.planning.rescue import RESCUES_MAX
 from tracker.core.planning.schedule import SMALL_BATCH_S
@@ -233,7 +233,7 @@ def test_a_new_tracker_sets_no_deadline_and_hears_complaints() -> None:
         control.complain("h1", control.parent("h1") or "", "stalled")
         control.run(1.0)
     assert all(members[f"s{number}"].doubted_until for number in range(4))
-    control.run(GRACE_S)
+    control.run(START_GRACE_S)
     assert control.parent("h1") == ""
 
 
@@ -457,7 +457,7 @@ def test_a_tracker_that_has_just_started_rescues_starved_hosts() -> None:
     control.run(0.3)
     say_starved(control, "h1", control.parent("h1") or "")
     control.run(0.1)
-    assert control.now < GRACE_S and control.parent("h1") == ""
+    assert control.now < START_GRACE_S and control.parent("h1") == ""
 
 
 def seeds_that_stopped(count: int = 6) -> Control:

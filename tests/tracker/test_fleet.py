@@ -36,7 +36,7 @@ from tracker.core.events import (
 )
 from tracker.core.fleet import RETRY_S, Fleet
 from tracker.core.host import PENALTY_S, VOUCHERS_MAX
-from tracker.core.monitor.presence import ABSENCE_S, GRACE_S
+from tracker.core.monitor.presence import ABSENCE_S, START_GRACE_S
 from tracker.core.planning.schedule import JOIN_BATCH_S, SMALL_BATCH_S
 from tracker.core.repair.remedies import AVOID_S, STUCK_COMPLAINTS
 from tracker.core.swarm import LEASE_MOVE_S
@@ -261,7 +261,7 @@ def test_a_new_tracker_takes_the_trees_over_as_they_are() -> None:
             control.open(host)
             control.join(host, 5, edges[host])
             control.tick(0.3)
-        control.tick(GRACE_S)
+        control.tick(START_GRACE_S)
         assert {host: control.parent(host) for host in order} == edges
         assert all(edges[host] == parent for host, parent in control.parents.items())
         assert control.fleet.leases() == 1
@@ -317,13 +317,13 @@ def test_no_host_receives_from_itself() -> None:
 
 
 def test_a_swarm_that_was_under_way_gets_no_lease_at_first() -> None:
-    """Its root may be on its way back; it is given up after GRACE_S. So is the parent that a host
-    says it receives from."""
+    """Its root may be on its way back; it is given up after START_GRACE_S. So is the parent
+    that a host says it receives from."""
     control = Control(started_at=0.0)
     control.open("h1", "h2")
     control.join("h1", 3, None)
     control.join("h2", 2, "h0")
-    control.tick(GRACE_S - 0.1)
+    control.tick(START_GRACE_S - 0.1)
     assert control.fleet.leases() == 0
     assert control.parent("h2") == "h0"
     control.tick(0.1)

@@ -22,7 +22,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.model.ownership import Ownership, Tracker, owner
 from tracker.core.events import Broadcast, Command, Followed, LeasesAllowed, Received, Send, SessionOpened
-from tracker.core.monitor.presence import GRACE_S
+from tracker.core.monitor.presence import START_GRACE_S
 from tracker.core.ownership.handover import GATHER_S, NEWCOMER_S, PUSHED_MAX
 from tracker.core.planning.schedule import JOIN_BATCH_S
 
@@ -114,7 +114,7 @@ def test_a_swarm_that_came_from_another_owner_gets_no_lease_before_its_root_has_
     control.open("h1", "h2")
     control.follow(ALONE)
     control.hold("h2", THEIRS[0], 2)
-    assert plans(control.tick(GRACE_S / 2)) == []
+    assert plans(control.tick(START_GRACE_S / 2)) == []
     control.hold("h1", THEIRS[0], 3, "")
     control.tick(JOIN_BATCH_S)
     swarm = control.fleet.swarms[THEIRS[0]]
@@ -126,10 +126,10 @@ def test_the_first_ownership_counts_as_a_start_however_late_it_comes() -> None:
     """A tracker that waited long for its place knows nothing of the roots of its swarms."""
     control = Control()
     control.open("h1", "h2")
-    control.tick(2 * GRACE_S)
+    control.tick(2 * START_GRACE_S)
     control.fleet.handle(Followed(ALONE, "a"), now=control.now)
     control.join("h2", 2, None, THEIRS[0])
-    assert plans(control.tick(GRACE_S / 2)) == []
+    assert plans(control.tick(START_GRACE_S / 2)) == []
     control.join("h1", 3, "", THEIRS[0])
     control.tick(JOIN_BATCH_S)
     assert control.fleet.swarms[THEIRS[0]].members["h2"].parents == ["h1"]
@@ -141,7 +141,7 @@ def test_a_swarm_that_came_from_another_owner_gets_a_lease_in_the_end() -> None:
     control.follow(ALONE)
     control.hold("h2", THEIRS[0], 2)
     told = [plan for _ in range(60) for plan in plans(control.tick(0.1))]
-    assert told and control.now > GRACE_S and told[0].plan.epoch == 6
+    assert told and control.now > START_GRACE_S and told[0].plan.epoch == 6
 
 
 def test_a_blob_that_begins_just_after_the_change_waits_for_a_moment() -> None:
@@ -156,7 +156,7 @@ def test_a_blob_that_begins_just_after_the_change_waits_for_a_moment() -> None:
     assert [plan.plan.blob for plan in told] == [THEIRS[0]]
 
 
-@pytest.mark.parametrize("after_s", [GRACE_S, GATHER_S + 1])
+@pytest.mark.parametrize("after_s", [START_GRACE_S, GATHER_S + 1])
 def test_hosts_that_come_late_from_another_owner_read_the_rest_in_place_of_newcomers(after_s: float) -> None:
     """For as long as such hosts may come. Later, and of a blob that was this tracker's before, what
     a host says that it has is a claim, and takes no lease."""
@@ -260,7 +260,7 @@ def test_hosts_that_come_from_another_owner_do_not_have_to_prove_what_they_hold_
     blob = THEIRS[0]
     holders, newcomers = [f"h{number}" for number in range(12)], [f"n{number}" for number in range(12)]
     control.open(*holders, *newcomers)
-    control.tick(2 * GRACE_S)
+    control.tick(2 * START_GRACE_S)
     control.follow(ALONE)
     control.hold(holders[0], blob, 4, "")
     for above, host in pairwise(holders):

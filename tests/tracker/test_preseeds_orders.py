@@ -16,7 +16,7 @@ from p2pdist.model.messages import Keep, Kept, Release
 from p2pdist.model.preseed import PreseedRequest, canonical
 from tracker.core.events import Tick as FleetTick
 from tracker.core.preseeds import orders as module
-from tracker.core.preseeds.orders import GRACE_S
+from tracker.core.preseeds.orders import RECONNECT_GRACE_S
 from tracker.core.preseeds.picks import REPLACE_S
 from tracker.core.preseeds.preseed import RETRY_S, TRIES_MAX, Reported, SaveFailed, Synced
 
@@ -252,7 +252,7 @@ def test_a_restarted_tracker_finds_everything_again(world: World) -> None:
     world.say("p", "done", "h1")
     world.restart()
     world.join("h3")
-    world.wait(GRACE_S - 1)
+    world.wait(RECONNECT_GRACE_S - 1)
     assert world.rows["p"].picked == ("h1", "h2"), "they may be on their way back"
     world.join("h1")
     assert world.progress("p").hosts_done == 1
@@ -295,7 +295,7 @@ def test_a_selector_is_not_done_before_hosts_could_return(world: World) -> None:
     world.join("h1")
     assert (world.state("p"), world.progress("p").settled) == ("running", False)
     world.join("h2")
-    world.wait(GRACE_S + 1)
+    world.wait(RECONNECT_GRACE_S + 1)
     assert (world.state("p"), world.progress("p").settled) == ("running", True)
     assert world.rows["p"].state == "running"
 
@@ -535,7 +535,7 @@ def test_in_the_end_exactly_those_keep_it_who_shall(
     for tracker in world.trackers:
         tracker.save()
     for _ in range(6):
-        world.wait(GRACE_S)
+        world.wait(RECONNECT_GRACE_S)
         for identifier in world.rows:
             world.finish(identifier)
     for identifier, row in world.rows.items():

@@ -13,8 +13,8 @@ and failing parents are replaced at once; receivers for which there was no paren
 again every RETRY_S.
 
 Invariants: the number of origin leases never exceeds `origin_streams_max`, and each stripe of a
-blob has at most one, beside those that agents brought along; for GRACE_S after the start a swarm
-that was under way gets no new lease, since its roots may still reconnect.
+blob has at most one, beside those that agents brought along; for START_GRACE_S after the start a
+swarm that was under way gets no new lease, since its roots may still reconnect.
 
 Where several trackers share the swarms (p2pdist/model/ownership.py), this one plans the swarms that
 it owns, and its plans carry the epoch.

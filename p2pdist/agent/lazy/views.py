@@ -68,7 +68,7 @@ ROOM_TIMES = 3
 LIMIT_S = 60.0
 """How long a reader waits, unless the agent is told otherwise."""
 
-GRACE_S = 5.0
+SUPERVISOR_GRACE_S = 5.0
 """The supervisor waits so much longer than the agent, which knows better why nothing came."""
 
 TRIES = 8
@@ -349,7 +349,7 @@ class LazyView:
                 tries += 1
                 if tries > TRIES:
                     tries = 0
-                    await _revive(directory, error, self._limit_s + GRACE_S, self._filler.device.held)
+                    await _revive(directory, error, self._limit_s + SUPERVISOR_GRACE_S, self._filler.device.held)
                 await asyncio.sleep(TRY_S)
                 continue
             tries = 0
@@ -722,7 +722,7 @@ class LazyViews:
         assert view.layout is not None
         images = iter(await asyncio.to_thread(view.images.paths))
         layers = [next(images) if entries is None else entries for entries in view.layers]
-        return LazyPackage(layers, view.layout, self._settings.limit_s + GRACE_S)
+        return LazyPackage(layers, view.layout, self._settings.limit_s + SUPERVISOR_GRACE_S)
 
     def mounted(self, path: str, view: LazyView, directory: Path) -> None:
         """A view was mounted at `path` just now: serve it."""

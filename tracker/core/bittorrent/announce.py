@@ -39,7 +39,7 @@ from tracker.core.swarm import Swarm
 ANNOUNCES_PER_S = 200
 INTERVAL_MIN_S, INTERVAL_MAX_S = 30, 1800
 MISSED_MAX = 2
-GRACE_S = 30.0
+EXPIRY_GRACE_S = 30.0
 """A peer is forgotten after MISSED_MAX intervals and this."""
 
 STOPPED_S, STOPPED_MAX = 60.0, 10_000
@@ -275,7 +275,7 @@ class Announces:
         zone, rack = (event.zone, event.rack) if event.zone else self.addresses.find(event.ip, now=now)
         ips = dict(known.ips) if known is not None and known.port == event.port else {}
         ips[len(event.ip)] = event.ip
-        until = now + MISSED_MAX * self.interval_s() + GRACE_S
+        until = now + MISSED_MAX * self.interval_s() + EXPIRY_GRACE_S
         heard = {info_hash: time for info_hash, time in known.heard.items() if time > now} if known is not None else {}
         heard[event.info_hash] = until
         peer = Peer(event.peer_id, event.port, ips, heard, zone, rack, event.left == 0, _identity(event))

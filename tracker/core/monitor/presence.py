@@ -1,8 +1,8 @@
 """Presence: hosts that lost their sessions, or fall silent, and what they lose.
 
 A host without a session is absent in its swarms until it has said again what it holds; what it
-does not confirm within ABSENCE_S is taken from it. For GRACE_S after the tracker's start no host is
-given up, since many may still be reconnecting.
+does not confirm within ABSENCE_S is taken from it. For START_GRACE_S after the tracker's start no
+host is given up, since many may still be reconnecting.
 
 A host that ended without saying so and has nothing left is forgotten by all that plans. For LOST_S
 it stays among the lost ones, which only people and metrics look at.
@@ -18,7 +18,8 @@ from tracker.core.host import Host
 from tracker.core.swarm import Swarm
 
 ABSENCE_S = 2.5
-GRACE_S = 3.5
+START_GRACE_S = 3.5
+"""How long after its start a tracker gives no host up."""
 LOST_S = 3600.0
 LOST_MAX = 20_000
 """How many hosts are remembered that ended without saying so."""
@@ -129,4 +130,4 @@ class Presence:
             del self.gone[name]
 
     def _over(self, absent_since: float, now: float) -> bool:
-        return now - absent_since >= ABSENCE_S and now - self.started_at >= GRACE_S
+        return now - absent_since >= ABSENCE_S and now - self.started_at >= START_GRACE_S

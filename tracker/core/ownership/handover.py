@@ -7,9 +7,9 @@ more: their hosts tell the new owner what they hold and from which hosts they re
 streams run on.
 
 A swarm that comes here from another owner has its roots among hosts that may not have spoken yet.
-So for GRACE_S after the change a swarm under way gets no new lease, as after a start, and one of
-which nothing is known yet none for NEWCOMER_S. Nor is what its hosts hold a claim that they have to
-prove in time: thousands join at that moment, and wait for pieces longer than usual.
+So for START_GRACE_S after the change a swarm under way gets no new lease, as after a start, and one
+of which nothing is known yet none for NEWCOMER_S. Nor is what its hosts hold a claim that they have
+to prove in time: thousands join at that moment, and wait for pieces longer than usual.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from p2pdist.model.messages import (
 from p2pdist.model.ownership import Ownership, owner
 from tracker.core.events import Broadcast, Command, Followed, LeasesAllowed, Send
 from tracker.core.host import Host
-from tracker.core.monitor.presence import GRACE_S
+from tracker.core.monitor.presence import START_GRACE_S
 from tracker.core.swarm import Swarm
 
 GATHER_S = 15.0
@@ -144,14 +144,14 @@ class Handover:
     def granting(self, swarm: Swarm, *, now: float) -> bool:
         """Whether a swarm may be granted leases now: none is out that hosts have not told this
         tracker of, since it started, or another one owned the swarm, a moment ago."""
-        if not self.leases_allowed or (swarm.passes.begun and now - self.started_at < GRACE_S):
+        if not self.leases_allowed or (swarm.passes.begun and now - self.started_at < START_GRACE_S):
             return False
-        return not self._came(swarm.blob, GRACE_S if swarm.passes.begun else NEWCOMER_S, now)
+        return not self._came(swarm.blob, START_GRACE_S if swarm.passes.begun else NEWCOMER_S, now)
 
     def is_stable(self, blob: Digest, *, now: float) -> bool:
-        """Whether what hosts say of a blob is news. For GRACE_S after this tracker started, or
-        another one owned the blob, they only say again what they hold, all at once."""
-        return now - self.started_at >= GRACE_S and not self._came(blob, GRACE_S, now)
+        """Whether what hosts say of a blob is news. For START_GRACE_S after this tracker started,
+        or another one owned the blob, they only say again what they hold, all at once."""
+        return now - self.started_at >= START_GRACE_S and not self._came(blob, START_GRACE_S, now)
 
     def gathers(self, blob: Digest, *, now: float) -> bool:
         """Whether hosts of a blob's swarm may still come from the tracker that owned it before, as

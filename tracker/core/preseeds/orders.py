@@ -8,9 +8,9 @@ for what is saved. So several trackers act on one database, each for the hosts t
 it, and none undoes what another did. Before a tracker picks some number of hosts it asks the others
 (`AskCandidates`), and picks among the hosts of all that answer.
 
-Times are in seconds since the epoch, because deadlines outlive a tracker. For GRACE_S after the
-start no host is given up: hosts are on their way back. One call looks at VISITS_MAX hosts; the rest
-waits for the next.
+Times are in seconds since the epoch, because deadlines outlive a tracker. For RECONNECT_GRACE_S
+after the start no host is given up: hosts are on their way back. One call looks at VISITS_MAX
+hosts; the rest waits for the next.
 
 Invariants: a host is told to keep only what a saved record says; a host that keeps something no
 record asks of it is told to release it; a preseed picks no more hosts than it needs."""
@@ -170,7 +170,7 @@ def _bytes_done(
     return bytes_done
 
 
-GRACE_S = 8.0
+RECONNECT_GRACE_S = 8.0
 """An agent that lost its tracker tries every 5 s at least."""
 
 LIVE_MAX = 1000
@@ -200,7 +200,7 @@ class Preseeds:
     asks_others: bool = False
     """The other trackers can be asked of their hosts."""
 
-    grace_s: float = GRACE_S
+    grace_s: float = RECONNECT_GRACE_S
     lost: Mapping[str, Host] = field(default_factory=dict)
     """Hosts that lost their sessions in the last hour; the fleet's."""
 
