@@ -343,7 +343,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "judge early complaints at once",
-        "tracker/core/repair/unheard.py",
+        "tracker/core/repair/unheard_complaints.py",
         "not source.hearsay and child.heard_at > early.at",
         "not source.hearsay",
         ("tests/tracker/test_unheard.py",),

@@ -29,7 +29,7 @@ from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.lazy.traces import Traces
 from p2pdist.agent.lazy.views import LazySettings, LazyViews
 from p2pdist.agent.models.models import Models
-from p2pdist.agent.models.tracked import TrackedHub
+from p2pdist.agent.models.tracked_hub import TrackedHub
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
 from p2pdist.agent.pull.lists import PeerLists

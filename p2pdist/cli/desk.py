@@ -149,7 +149,7 @@ def start(program: Program, view: Path, run: Run, *, keep: Sequence[int] = ()) -
     if not run.root:
         return run_program(program, keep=keep)
     from p2pdist.mount.enter import enter
-    from p2pdist.mount.files.remove import remove_tree
+    from p2pdist.mount.files.removal import remove_tree
     from p2pdist.mount.scratch import scratch_directory
 
     scratch = scratch_directory("p2pdist-root-")
@@ -167,7 +167,7 @@ async def layers_in(manifest: Manifest, layout: LocalLayout, stage: Path) -> lis
     from p2pdist.model.modelpack import is_model
     from p2pdist.mount.layers import TreeLayer
     from p2pdist.mount.squashfs import inspect
-    from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
+    from p2pdist.package.archive.extraction import read_entries, read_packs, write_objects
     from p2pdist.package.thread import stoppable, until
 
     if is_model(manifest):

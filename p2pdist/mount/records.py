@@ -31,7 +31,7 @@ import msgspec
 
 from p2pdist.model.manifest import ROOT_VARIABLE
 from p2pdist.mount import kernel
-from p2pdist.mount.files.remove import remove_tree
+from p2pdist.mount.files.removal import remove_tree
 from p2pdist.mount.overlay import unmount_layers
 from p2pdist.mount.supervisor.protocol import dismiss
 

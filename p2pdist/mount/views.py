@@ -24,8 +24,8 @@ from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, Usag
 from p2pdist.model.manifest import LAYERS_MAX
 from p2pdist.model.messages import MOUNT_METHODS
 from p2pdist.mount import kernel
-from p2pdist.mount.files import materialize
-from p2pdist.mount.files.remove import remove_tree
+from p2pdist.mount.files import materialization
+from p2pdist.mount.files.removal import remove_tree
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare
 from p2pdist.mount.overlay import NoUpper, mount_layers
 from p2pdist.mount.program import is_held
@@ -49,7 +49,7 @@ from p2pdist.mount.records import (
 from p2pdist.mount.squashfs import Image, inspect
 
 _MOUNTED = ("overlay", "erofs")
-_OF_TREES = ("erofs", *materialize.METHODS)
+_OF_TREES = ("erofs", *materialization.METHODS)
 _NO_RIGHT = {errno.EPERM, errno.EACCES, errno.ENODEV, errno.ENOENT, errno.ENXIO, errno.ENOSYS}
 """Errors of mount(2) and the loop devices which mean that this process cannot mount on this
 host."""
@@ -255,7 +255,7 @@ def _materialize(package: _Package, method: str | None, blocked: str) -> Mounted
     try:
         record = begin(record, package.work)
         staging.mkdir(mode=0o700)
-        made = materialize.materialize(
+        made = materialization.materialize(
             package.layers, staging, writable=package.writable, method=method, checked=package.checked
         )
         record = replace(record, method=made.method, inode=made.path.lstat().st_ino)

@@ -10,9 +10,9 @@ reads a blob or a tree, `look` compares what is recorded with what is there:
   the kernel named, and after an opening what changed later than the store was last known to be
   right (`mark`), by the change time of its inode.
 
-What turns out to be wrong is dropped, as verify.py drops it: the pull that goes before each use
-brings it again. A bit that the disk turned changes no time; a read of everything (verify.py) finds
-that, or the file system does (Btrfs, dm-integrity).
+What turns out to be wrong is dropped, as verification.py drops it: the pull that goes before each
+use brings it again. A bit that the disk turned changes no time; a read of everything
+(verification.py) finds that, or the file system does (Btrfs, dm-integrity).
 """
 
 from __future__ import annotations

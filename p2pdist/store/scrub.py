@@ -23,7 +23,7 @@ from p2pdist.model.tree import HASH_SIZE
 from p2pdist.store.blobs.audit import wrong_pieces
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
-from p2pdist.store.verify import Checked
+from p2pdist.store.verification import Checked
 
 logger = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ from p2pdist.store.opened_records import OpenedRecords
 from p2pdist.store.pins import ImageRecords, PackageRecords, Pins, TagRecords
 from p2pdist.store.sync import BackgroundSync
 from p2pdist.store.trees.inventory import TreeContext, Trees
-from p2pdist.store.verify import Checked, verify
+from p2pdist.store.verification import Checked, verify
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import pytest
 
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, P2PDistError
 from p2pdist.mount import kernel
-from p2pdist.mount.files.remove import remove_tree
+from p2pdist.mount.files.removal import remove_tree
 from p2pdist.mount.squashfs import inspect
 from p2pdist.mount.views import mount_view, unmount_view
 

@@ -180,10 +180,10 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from p2pdist.mount import views
-from p2pdist.mount.files import unpack
+from p2pdist.mount.files import unsquashfs
 images = [Path(name) for name in sys.argv[4:]]
 if sys.argv[3] == "half":
-    unpack._merge = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    unsquashfs._merge = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 views.mount_view(images, Path(sys.argv[1]), work=Path(sys.argv[2]), method=None if sys.argv[3] == "overlay" else "unpack", label="x")
 os.kill(os.getpid(), signal.SIGKILL)
 """

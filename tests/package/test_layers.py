@@ -11,7 +11,7 @@ from p2pdist.model.errors import Corrupt, NotFound, UsageError
 from p2pdist.model.manifest import Manifest, decode_manifest, parse_reference
 from p2pdist.model.tree import WHOLE_MAX, File
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
+from p2pdist.package.archive.extraction import read_entries, read_packs, write_objects
 from p2pdist.package.layers import Layer, PackOptions, pack_layers, plain_layer, project_layers
 from p2pdist.package.source.project import read_project
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_fleet import Control
 
-from tracker.core.repair.unheard import UNHEARD_S
+from tracker.core.repair.unheard_complaints import UNHEARD_S
 
 
 def started() -> Control:

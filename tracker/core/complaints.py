@@ -43,8 +43,8 @@ from tracker.core.repair.remedies import (
     pass_on_lease,
 )
 from tracker.core.repair.reputation import Reputation
-from tracker.core.repair.starved import StarvedHosts, was_named
-from tracker.core.repair.unheard import Unheard
+from tracker.core.repair.starvation import StarvedHosts, was_named
+from tracker.core.repair.unheard_complaints import Unheard
 from tracker.core.swarm import Swarm
 from tracker.core.vouching.vouching import Vouching
 

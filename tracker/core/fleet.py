@@ -88,11 +88,11 @@ from tracker.core.rebalance.overload import pause_s, spread_overload
 from tracker.core.rebalance.tail import Tail
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.lease_turnover import LeaseTurnover
-from tracker.core.repair.overtaken import yield_leases
+from tracker.core.repair.lease_yields import yield_leases
 from tracker.core.repair.remedies import reattach, release_leases
 from tracker.core.repair.reputation import Reputation
 from tracker.core.repair.slowness import Slowness
-from tracker.core.repair.unheard import Unheard
+from tracker.core.repair.unheard_complaints import Unheard
 from tracker.core.report_rate import SHORTEST_S
 from tracker.core.swarm import Swarm
 from tracker.core.vouching.vouching import Vouching

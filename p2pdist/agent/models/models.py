@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from p2pdist.agent.models.tracked import HubBlob, HubStorage, TrackedHub
+from p2pdist.agent.models.tracked_hub import HubBlob, HubStorage, TrackedHub
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.trees import together
 from p2pdist.model.digest import Digest, digest_of

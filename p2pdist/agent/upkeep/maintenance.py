@@ -23,7 +23,7 @@ from p2pdist.model.messages import MountStatus, PackageStatus, PinStatus, PullRe
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore, stored_manifest
-from p2pdist.store.verify import Checked
+from p2pdist.store.verification import Checked
 
 logger = logging.getLogger(__name__)
 

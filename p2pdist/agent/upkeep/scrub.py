@@ -25,7 +25,7 @@ from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.store.scrub import read_blob, read_objects, read_variants, yield_to_others
 from p2pdist.store.store import BlobStore
-from p2pdist.store.verify import Checked
+from p2pdist.store.verification import Checked
 
 NOTE = "scrub"
 """The note of the index in which the last round is."""

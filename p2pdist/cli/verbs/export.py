@@ -237,7 +237,7 @@ class _Export:
     async def _merged(self, manifest: Manifest, layout: LocalLayout, stage: Path, *, writable: bool) -> Path:
         """All layers merged, below `stage`. As another user than root hard links would lose the
         permission to write."""
-        from p2pdist.mount.files.materialize import materialize
+        from p2pdist.mount.files.materialization import materialize
 
         stage.mkdir(exist_ok=True)
         layers = await layers_in(manifest, layout, stage)

@@ -21,7 +21,7 @@ from p2pdist.model.tree import Directory, Entry, File
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import ContentName, object_name
 from p2pdist.mount.files.tree import Given, TreeWriter, finish
-from p2pdist.mount.files.unpack import Listing, list_layers, unpack
+from p2pdist.mount.files.unsquashfs import Listing, list_layers, unpack
 from p2pdist.mount.files.variants import VariantSource, varied
 from p2pdist.mount.layers import TreeLayer, check_object, check_objects
 from p2pdist.mount.squashfs import Image

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
 from p2pdist.model.tree import MODE_MASK, Directory, Xattrs
-from p2pdist.mount.files.remove import remove_tree
+from p2pdist.mount.files.removal import remove_tree
 from p2pdist.mount.squashfs import Image
 
 VERSION_MIN = (4, 5, 1)
