@@ -60,10 +60,11 @@ class Host:
 class Lab:
     """A tracker, hosts, and strangers. `how` strangers treat a child: "silent", "head" (they
     respond and send nothing), "waits" (they say that they have none), "drips" (a byte a second),
-    "half" (they give the first half of a stripe), "wrong" (wrong bytes)."""
+    "half" (they give the first half of a stripe), "wrong" (wrong bytes). The tracker started at
+    `started_at`."""
 
-    def __init__(self, how: str = "silent", *, whole_s: float = WHOLE_S) -> None:
-        self.fleet, self.now, self.how = Fleet(-100.0), 0.0, how
+    def __init__(self, how: str = "silent", *, whole_s: float = WHOLE_S, started_at: float = -100.0) -> None:
+        self.fleet, self.now, self.how = Fleet(started_at), 0.0, how
         self.pieces_s = LAYOUT.count / whole_s
         self.hosts: dict[str, Host] = {}
         self.numbers: dict[str, int] = {}

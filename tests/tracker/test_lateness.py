@@ -87,9 +87,41 @@ def test_hosts_that_are_done_or_gone_are_not_expected_to_report() -> None:
     assert not fleet.go(3.0, 2)
 
 
+def test_a_host_that_begins_a_short_pull_right_after_another_is_not_late() -> None:
+    """It lacks something whenever hosts are counted, but said so of the first pull alone."""
+    fleet = Fleet(1)
+    host, lateness = fleet.hosts["h0"], fleet.lateness
+    fleet.now = 10.0
+    lateness.count(interval_s=INTERVAL_S, now=fleet.now)
+    lateness.reported(host, interval_s=INTERVAL_S, now=fleet.now)
+    fleet.now += 0.2
+    host.receiving.clear()
+    lateness.rests(host)
+    lateness.reported(host, interval_s=INTERVAL_S, now=fleet.now)
+    host.receiving[digest_of(b"y")] = None
+    for _ in range(4):
+        fleet.now += COUNT_S
+        lateness.count(interval_s=INTERVAL_S, now=fleet.now)
+        assert not fleet.late()
+
+
+def test_a_fleet_that_was_late_is_not_so_once_no_host_lacks_anything() -> None:
+    fleet = Fleet(2)
+    fleet.go(2.0, 2)
+    fleet.now += 1.0
+    assert fleet.late()
+    for host in fleet.hosts.values():
+        host.receiving.clear()
+        fleet.lateness.rests(host)
+    fleet.lateness.count(interval_s=INTERVAL_S, now=fleet.now)
+    fleet.now += 1.0
+    assert not fleet.late()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_hosts_that_are_to_report_are_those_that_lack_something_in_a_session(seed: int) -> None:
-    """However hosts come, end, leave and lose pieces: each is looked at once something changes."""
+    """However hosts come, end, leave and lose pieces: each counts from its first report on since it
+    last lacked nothing."""
     chance, fleet, now, piece = random.Random(seed), TrackerFleet(0.0), 10.0, 1 << 20
     blobs = [digest_of(b"a"), digest_of(b"b")]
     sessions: dict[str, int] = {}
@@ -118,6 +150,8 @@ def test_the_hosts_that_are_to_report_are_those_that_lack_something_in_a_session
             host = fleet.hosts[name]
             if isinstance(event, Received) and isinstance(event.message, Report) and host.receiving:
                 spoke.add(name)
+            elif not host.receiving:
+                spoke.discard(name)
         if number % 20 == 19:
             now += COUNT_S
             fleet.handle(Tick(1e9 + now), now=now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from starved_lab import BLOB, LAYOUT, STRIPES, WHOLE_S, Lab, usual_s
 
+from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import Advance, Complaint, Holding, Report
 from tracker.core.planning.rescue import RESCUES_MAX
 
@@ -34,6 +35,36 @@ def test_strangers_that_give_half_of_each_stripe_and_stop_are_left_for_the_origi
         lab.said = {name: [LAYOUT.count // STRIPES - 1] * STRIPES for name in lab.said}
     host = lab.pull("h1")
     assert lab.until_complete(host) <= (3 if claim == "most" else 2) * usual_s(whole_s=whole_s)
+    assert host.from_origin == LAYOUT.count // 2
+
+
+def test_strangers_that_stop_half_way_cost_no_more_beside_a_tracker_that_has_just_started() -> None:
+    """That they join with everything is a claim at any time: no parent holds them up."""
+    lab = Lab("half", started_at=0.0)
+    lab.strangers(20, seeds=True)
+    host = lab.pull("h1")
+    assert lab.until_complete(host) <= 2 * usual_s()
+    assert host.from_origin == LAYOUT.count // 2
+
+
+def test_strangers_that_stop_half_way_cost_no_more_right_after_other_pulls() -> None:
+    """The host says nothing between short pulls, as it lacks nothing: it is not late with that."""
+    lab, full = Lab("half"), tuple(len(range(stripe, LAYOUT.count, STRIPES)) for stripe in range(STRIPES))
+    for name in (f"s{number}" for number in range(20)):
+        lab.open(name)
+        lab.said[name] = list(full)
+        lab.tell(name, Holding(BLOB, LAYOUT.size, LAYOUT.piece_size, full))
+    lab.gets_on = False
+    lab.run(1.06)  # hosts have just been counted
+    lab.open("h1")
+    for blob, steps in ((b"first", ((0.01, (1,) * STRIPES), (0.2, full))), (b"second", ((0.3, full),))):
+        lab.tell("h1", Holding(digest_of(blob), LAYOUT.size, LAYOUT.piece_size, (0,) * STRIPES))
+        for wait_s, counts in steps:
+            lab.run(wait_s)
+            lab.tell("h1", Report((Advance(digest_of(blob), counts),)))
+    lab.run(0.5)
+    host = lab.pull("h1")
+    assert lab.until_complete(host) <= 2 * usual_s()
     assert host.from_origin == LAYOUT.count // 2
 
 

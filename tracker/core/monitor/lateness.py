@@ -13,8 +13,13 @@ still are ignored, and so is silence.
 Hosts that lose power together look the same. Then their sessions end, or after HELD_MAX_S the rest
 is judged all the same.
 
+A host that lacks nothing reports no more, and its silence says nothing. Its last report counts, or
+a fleet would seem late after short pulls. Once the last host lacks nothing the weights are
+forgotten: both fall alike, and a fleet without pulls would stay as late as it was.
+
 Invariants: a host counts from its first report on, while it has a session and lacks something,
-until the next count at least; in a fleet that reports in time nothing is held back.
+until the next count at least; from its first report on again once it lacks something anew; in a
+fleet that reports in time nothing is held back.
 """
 
 from __future__ import annotations
@@ -50,22 +55,30 @@ class Lateness:
     _reporters: dict[str, Host] = field(default_factory=dict)
     """Hosts that are expected to report, by name. `reported`, `count`."""
     _rested: dict[str, Host] = field(default_factory=dict)
-    """Hosts of which less may be expected than when they were counted last. `rests`, `count`."""
+    """Hosts that lost their session since they were counted last. `rests`, `count`."""
+    _done: dict[str, Host] = field(default_factory=dict)
+    """Hosts that lacked nothing at some moment since then, and have not reported since that they
+    lack something. `rests`, `reported`, `count`."""
     _since: float | None = None
     """Time at which the fleet began to be late. `late`."""
     _until: float = -inf
     """Time until which judging is held back. `late`."""
 
     def reported(self, host: Host, *, interval_s: float, now: float) -> None:
-        """A host has reported."""
-        if host.receiving:
+        """A host has reported, perhaps that it lacks nothing any more."""
+        if host.receiving or self._reporters.get(host.name) is host:
             self._advance(interval_s, now)
             self._heard += 1.0
+        if host.receiving:
             self._reporters[host.name] = host
+            self._done.pop(host.name, None)
 
     def rests(self, host: Host) -> None:
         """A host has no session any more, or lacks nothing of one of its blobs, or has left it."""
-        self._rested[host.name] = host
+        if not host.receiving:
+            self._done[host.name] = host
+        elif host.session is None:
+            self._rested[host.name] = host
 
     @property
     def expected(self) -> int:
@@ -73,14 +86,20 @@ class Lateness:
         return len(self._reporters)
 
     def count(self, *, interval_s: float, now: float) -> None:
-        """Look which of the hosts that rest are still to report. Called often and regularly."""
+        """Expect no reports of hosts that rest. Called often and regularly."""
         if now - self._counted_at >= max(COUNT_S, interval_s / COUNT_PART):
             self._advance(interval_s, now)
             self._counted_at = now
             for name, host in self._rested.items():
-                if self._reporters.get(name) is host and (host.session is None or not host.receiving):
+                if self._reporters.get(name) is host and host.session is None:
                     del self._reporters[name]
+            done = [name for name, host in self._done.items() if self._reporters.get(name) is host]
+            for name in done:
+                del self._reporters[name]
+            if done and not self._reporters:
+                self._due = self._heard = 0.0
             self._rested.clear()
+            self._done.clear()
 
     def late(self, *, interval_s: float, now: float) -> bool:
         """Whether the fleet is late, or was until a moment ago: no host is to be judged now."""

@@ -73,9 +73,10 @@ class Claims:
 
     def joined(self, host: Host, swarm: Swarm, *, timed: bool, now: float) -> None:
         """A host says that it has pieces which it did not get from a parent here. `timed`: its
-        first child has a deadline."""
+        first child has a deadline. One that has all pieces waits for no parent, so what it says is
+        a claim even where all hosts come again at once."""
         member = swarm.members[host.name]
-        member.claimed = member.claimed or timed
+        member.claimed = member.claimed or timed or member.seed
         if host.proved:
             return
         swarm.claims[host.name] = timed
