@@ -74,7 +74,7 @@ def test_a_full_disk_keeps_what_has_arrived(mount: Mount) -> None:
 def test_room_is_made_on_the_disk(mount: Mount) -> None:
     """Without a capacity of its own the store evicts when the disk is short, no more than
     needed."""
-    root = mount("tmpfs", 1024 * KIB)
+    root = mount("tmpfs", 1056 * KIB)
     found = [sample(seed, 4 * PIECE) for seed in range(4)]
     store = BlobStore(root, choose=choose)
     try:
