@@ -16,7 +16,6 @@ from p2pdist.transfer.stream.sendfile import (
     COVER_MAX,
     SEND_BUFFER_MAX,
     SEND_BUFFER_MIN,
-    START_CONTROL,
     SendBuffer,
     Start,
     first_size,
@@ -119,22 +118,15 @@ def control(connection: socket.socket) -> bytes:
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
 
 
-def offered() -> bool:
-    """Whether this kernel offers START_CONTROL, and this user may choose it."""
-    with socket.socket() as probe:
-        try:
-            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, START_CONTROL)
-        except OSError:
-            return False
-    return True
+@pytest.fixture
+def reno(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """As START_CONTROL: every kernel has it and allows it to every user, which is not so of BBR."""
+    monkeypatch.setattr(sendfile, "START_CONTROL", b"reno")
+    return b"reno"
 
 
-needs_start_control = pytest.mark.skipif(not offered(), reason=f"the kernel offers no {START_CONTROL.decode()}")
-
-
-@needs_start_control
 def test_a_long_path_begins_with_a_control_that_fills_it_and_goes_on_with_that_of_the_host(
-    monkeypatch: pytest.MonkeyPatch,
+    reno: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, server = connected()
     with client, server:
@@ -142,24 +134,24 @@ def test_a_long_path_begins_with_a_control_that_fills_it_and_goes_on_with_that_o
         monkeypatch.setattr(sendfile, "START_S", 3600.0)
         buffer = _Far(client)
         buffer.sent(1)
-        assert control(client) == START_CONTROL
+        assert control(client) == reno
         buffer.end_start()
         assert control(client) == usual
         monkeypatch.setattr(sendfile, "START_S", 0.0)
         buffer = _Far(client)
-        assert control(client) == START_CONTROL
+        assert control(client) == reno
         buffer.sent(1)
         assert control(client) == usual
 
 
-@needs_start_control
-def test_a_path_that_turns_out_short_has_the_control_of_the_host() -> None:
+def test_a_path_that_turns_out_short_has_the_control_of_the_host(reno: bytes) -> None:
     client, server = connected()
     with client, server:
         usual = control(client)
         SendBuffer(client)
         assert control(client) == usual
         buffer = _Far(client)
+        assert control(client) == reno
         buffer.round_trip_s = 0.001
         buffer.sent(CHECK_BYTES)
         assert control(client) == usual

@@ -62,7 +62,7 @@ SEND_BUFFER_MAX = 8 << 20
 SLACK_S = 0.002
 COVER_S, COVER_MAX = 0.1, 128 << 10
 LONG_ROUND_TRIP_S, LONG_PATH_BYTES_S = 0.02, 12.5e6
-START_CONTROL, START_S = b"bbr", 6.0
+START_CONTROL, START_S = b"bbr", 3.0
 CHECK_BYTES = 1 << 20
 """Bytes after which the size of a send buffer is computed again."""
 
