@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 
 from bench.processes import remove_network, undisturbed
 
-BURST_KIB, QUEUE_MS, QUEUE_BYTES_MIN = 64, 50, 256 << 10
+BURST_KIB, QUEUE_MS, QUEUE_BYTES_MIN = 256, 50, 256 << 10
+"""A token bucket cuts every segment that is larger than its burst, and one of 64 KiB counts with
+the headers of all its frames: a burst of 64 KiB cost two thirds of the processors. The rate is the
+same (95.7 and 96.0 of 100 Mbit/s over one TCP stream)."""
 
 
 @dataclass

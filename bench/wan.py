@@ -25,7 +25,7 @@ from collections import deque
 DEVICE = "wan0"
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 FRAME_BYTES_MAX = 65_600
-BURST_KIB, QUEUE_S = 64, 0.1
+BURST_KIB, QUEUE_S = 256, 0.1  # the burst: as in links.py
 CLONE_NEWNET = 0x40000000
 BATCH = 64
 

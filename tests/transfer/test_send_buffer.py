@@ -1,7 +1,9 @@
-"""The send buffer of a stream: small at first, grown with the rate, never shrunk."""
+"""The send buffer of a stream: small at first, grown with the rate, never shrunk; and how a stream
+over a long path begins."""
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -15,6 +17,7 @@ from p2pdist.transfer.stream.sendfile import (
     SEND_BUFFER_MAX,
     SEND_BUFFER_MIN,
     SendBuffer,
+    Start,
     first_size,
     size_for,
 )
@@ -109,3 +112,62 @@ def test_a_stream_over_a_long_path_begins_with_room_and_loses_it_once_the_path_i
         time.sleep(0.3)
         buffer.sent(CHECK_BYTES)
         assert buffer.size == granted(client) < first_size(0.08)
+
+
+def control(connection: socket.socket) -> bytes:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+
+@pytest.fixture
+def reno(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """As START_CONTROL: every kernel has it and allows it to every user, which is not so of BBR."""
+    monkeypatch.setattr(sendfile, "START_CONTROL", b"reno")
+    return b"reno"
+
+
+def test_a_long_path_begins_with_a_control_that_fills_it_and_goes_on_with_that_of_the_host(
+    reno: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, server = connected()
+    with client, server:
+        usual = control(client)
+        monkeypatch.setattr(sendfile, "START_S", 3600.0)
+        buffer = _Far(client)
+        buffer.sent(1)
+        assert control(client) == reno
+        buffer.end_start()
+        assert control(client) == usual
+        monkeypatch.setattr(sendfile, "START_S", 0.0)
+        buffer = _Far(client)
+        assert control(client) == reno
+        buffer.sent(1)
+        assert control(client) == usual
+
+
+def test_a_path_that_turns_out_short_has_the_control_of_the_host(reno: bytes) -> None:
+    client, server = connected()
+    with client, server:
+        usual = control(client)
+        SendBuffer(client)
+        assert control(client) == usual
+        buffer = _Far(client)
+        assert control(client) == reno
+        buffer.round_trip_s = 0.001
+        buffer.sent(CHECK_BYTES)
+        assert control(client) == usual
+
+
+def test_a_kernel_that_refuses_it_is_named_once_and_the_stream_begins_as_others_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sendfile, "START_CONTROL", b"nonesuch")
+    monkeypatch.setattr(Start, "_refused", False)
+    client, server = connected()
+    with client, server, caplog.at_level(logging.INFO):
+        usual = control(client)
+        _Far(client).end_start()
+        buffer = _Far(client)
+        buffer.sent(CHECK_BYTES)
+        buffer.end_start()
+        assert control(client) == usual
+    assert sum("nonesuch" in record.getMessage() for record in caplog.records) == 1

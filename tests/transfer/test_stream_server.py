@@ -20,6 +20,8 @@ from waits import until
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.transfer.stream import sendfile
+from p2pdist.transfer.stream.connect import ConnectionPool
 from p2pdist.transfer.stream.server import REQUEST_BYTES_MAX, UNSENT_BYTES, Block, serve_stream
 
 SIOCOUTQNSD = 0x894B
@@ -254,3 +256,35 @@ async def test_malformed_requests_get_problem_documents(server: Server, body: by
     assert problem["status"] == status
     assert problem["type"].startswith("urn:p2pdist:problem:")
     assert server.outgoing == []
+
+
+def control(connection: socket.socket) -> bytes:
+    """Its congestion control."""
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+
+async def test_a_stream_that_ends_while_it_begins_leaves_its_connection_as_it_was(
+    server: Server, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next stream over it would take the control of a beginning for that of the host."""
+    connections, controls = [], []
+
+    class Seen(sendfile.Start):
+        def __init__(self, connection: socket.socket) -> None:
+            controls.append(control(connection))
+            super().__init__(connection)
+            controls.append(control(connection))
+            connections.append(connection.dup())
+
+    monkeypatch.setattr(sendfile, "Start", Seen)
+    monkeypatch.setattr(sendfile, "LONG_ROUND_TRIP_S", 0.0)
+    monkeypatch.setattr(sendfile, "START_CONTROL", b"reno")
+    monkeypatch.setattr(sendfile, "START_S", 3600.0)
+    pool = ConnectionPool()
+    stream = receiver.open(server.port, connections=pool)
+    assert (await receiver.closed(stream)).reason == "done"
+    (connection,), (usual, first) = connections, controls
+    with connection:
+        assert first == b"reno"
+        await until(lambda: control(connection) == usual)
+    pool.close()

@@ -23,6 +23,15 @@ each until the path is full. So a stream whose round trips take LONG_ROUND_TRIP_
 with what a path of LONG_PATH_BYTES_S holds, and leaves the rest to TCP. Its handshake may only have
 waited in a queue: if a later round trip is short, the stream goes on as others do.
 
+The usual congestion control (CUBIC) ends its slow start when round trips get longer. Beside a
+stream to a near host they do at once, since both wait before this host's link, and the window then
+grows for ten seconds before it fills a long path. BBR (Cardwell et al., ACM Queue 2016) goes by the
+rate that arrives, and fills the path in a second. So a stream over a long path begins with it, and
+after START_S goes on with what the host has chosen, from a window that fits: BBR would give the
+window up every ten seconds, to measure round trips, and CUBIC streams of others get less than their
+share beside it. Where the kernel has no BBR, or this user may not choose it, the log says so once,
+and the stream begins as others do.
+
 Invariants: while a plain Connection is open nothing writes through the transport, except the head
 of the response before `flushed`; the duplicate is closed on leaving, whatever happens.
 """
@@ -32,6 +41,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import socket
 import struct
@@ -45,11 +55,14 @@ from aiohttp import web
 
 from p2pdist.model.errors import Corrupt
 
+logger = logging.getLogger(__name__)
+
 SEND_BUFFER_MIN = 64 << 10
 SEND_BUFFER_MAX = 8 << 20
 SLACK_S = 0.002
 COVER_S, COVER_MAX = 0.1, 128 << 10
 LONG_ROUND_TRIP_S, LONG_PATH_BYTES_S = 0.02, 12.5e6
+START_CONTROL, START_S = b"bbr", 3.0
 CHECK_BYTES = 1 << 20
 """Bytes after which the size of a send buffer is computed again."""
 
@@ -70,6 +83,38 @@ def size_for(rate_bytes_s: float, round_trip_s: float) -> int:
     return min(SEND_BUFFER_MAX, max(first_size(round_trip_s), int(size)))
 
 
+class Start:
+    """The beginning of a stream over a long path: `connection` has START_CONTROL as its congestion
+    control until `end`, which is due once START_S have passed."""
+
+    _refused = False
+    """Whether the log says already that the kernel refuses it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.ends_at = time.monotonic() + START_S
+        try:
+            self._usual = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, START_CONTROL)
+        except OSError as error:
+            self._usual = b""
+            if not Start._refused:
+                Start._refused = True
+                logger.info(
+                    "streams to other sites begin slowly: the kernel refuses the congestion control %s (%s); load "
+                    "tcp_%s, and allow it in net.ipv4.tcp_allowed_congestion_control",
+                    START_CONTROL.decode(),
+                    error.strerror,
+                    START_CONTROL.decode(),
+                )
+
+    def end(self) -> None:
+        """Go on with the congestion control that the connection had before."""
+        if self._usual:
+            with contextlib.suppress(OSError):  # the connection is broken, and the next send says so
+                self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._usual)
+
+
 class SendBuffer:
     """Sizes the send buffer of `connection`, in bytes, from the rate at which the kernel takes
     bytes."""
@@ -82,11 +127,21 @@ class SendBuffer:
         """Whether all round trips were long so far."""
         self._bytes = 0
         self._since = time.monotonic()
+        self._start = Start(connection) if self._long else None
+        """None for a short path, and once it is over (`end_start`)."""
         self._apply()
+
+    def end_start(self) -> None:
+        """The stream has begun, or is over and leaves the connection to another one."""
+        if self._start is not None:
+            self._start.end()
+            self._start = None
 
     def sent(self, length: int) -> None:
         """The kernel has taken `length` more bytes."""
         self._bytes += length
+        if self._start is not None and time.monotonic() >= self._start.ends_at:
+            self.end_start()
         if self._bytes < CHECK_BYTES or self.size >= SEND_BUFFER_MAX:
             return
         now = time.monotonic()
@@ -96,6 +151,8 @@ class SendBuffer:
         size = size_for(rate_bytes_s, round_trip_s)
         shortened = self._long and round_trip_s < LONG_ROUND_TRIP_S
         self._long = self._long and not shortened
+        if shortened:
+            self.end_start()
         if size > self.size * 5 // 4 or shortened:
             self.size = size
             self._apply()
@@ -225,6 +282,8 @@ class Connection:
             self._watching.cancel()
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
+        if self._buffer is not None:
+            self._buffer.end_start()
         self._socket.close()
         if isinstance(error, ConnectionError):
             self.gone = True
