@@ -54,6 +54,12 @@ logger = logging.getLogger(__name__)
 
 PACE_BURST_S = 0.05
 
+UNREAD_PIECES = 2
+UNREAD_MIN_BYTES = 64 << 10
+"""While readers of a preseed wait for single pieces, its streams of stripes are read seldom. What
+comes over them and lies unread in the kernel, the readers would request again: no more than so much
+of each stream may lie there."""
+
 
 class PullContext(Protocol):
     """What a blob pull needs from its agent. `writers` counts the streams and swarms that write
@@ -162,6 +168,9 @@ class PullStreams:
         self._paces: dict[int, TokenBucket] = {}  # limits of stripes that cross a WAN with a budget
         self._left: set[int] = set()  # streams that were ended because their source is revoked
         self._escalated = asyncio.Event()
+        self._limited: set[int] = set()  # streams of which little may lie unread
+        self._demands_seen = False
+        """Whether a reader has waited for single pieces."""
 
     def open(
         self,
@@ -219,7 +228,20 @@ class PullStreams:
                 vicinity=self._context.vicinity,
             )
         self._open[number] = stream
+        self._demands_seen = self._demands_seen or (bool(pieces) and not hedge)
+        self._limit_unread()
         stream.start()
+
+    def _limit_unread(self) -> None:
+        """Have little lie unread of the streams of stripes, where readers of a preseed wait for
+        single pieces."""
+        if not self._demands_seen or self.priority == "start":
+            return
+        count = max(UNREAD_MIN_BYTES, UNREAD_PIECES * self._blob.layout.piece_size)
+        for number, stream in self._open.items():
+            if isinstance(stream, IncomingStream) and not self._demanded.get(number) and number not in self._limited:
+                self._limited.add(number)
+                stream.limit_unread(count)
 
     def _request(self, stripe: int, pieces: tuple[int, ...], prefetch: bool, hedge: bool) -> StreamRequest:
         have = self._all_but(pieces) if pieces else self._stored_or_coming()
@@ -354,6 +376,7 @@ class PullStreams:
         stream = self._open.pop(closed.stream, None)
         self._hash_waits.pop(closed.stream, None)
         self._demanded.pop(closed.stream, None)
+        self._limited.discard(closed.stream)
         left = closed.stream in self._left
         self._left.discard(closed.stream)
         source, stripe = self._sources.pop(closed.stream)
