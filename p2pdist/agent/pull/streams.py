@@ -54,11 +54,10 @@ logger = logging.getLogger(__name__)
 
 PACE_BURST_S = 0.05
 
-UNREAD_PIECES = 2
-UNREAD_MIN_BYTES = 64 << 10
+UNREAD_BESIDE_BYTES = 16 << 10
 """While readers of a preseed wait for single pieces, its streams of stripes are read seldom. What
-comes over them and lies unread in the kernel, the readers would request again: no more than so much
-of each stream may lie there."""
+comes over them and lies unread in the kernel, the readers would request again: no more than about a
+piece of each stream, and so much beside, may lie there."""
 
 
 class PullContext(Protocol):
@@ -234,10 +233,10 @@ class PullStreams:
 
     def _limit_unread(self) -> None:
         """Have little lie unread of the streams of stripes, where readers of a preseed wait for
-        single pieces."""
-        if not self._demands_seen or self.priority == "start":
+        single pieces. The connection of a blob of one stripe serves other streams after this."""
+        if not self._demands_seen or self.priority == "start" or self._stripes == 1:
             return
-        count = max(UNREAD_MIN_BYTES, UNREAD_PIECES * self._blob.layout.piece_size)
+        count = self._blob.layout.piece_size + UNREAD_BESIDE_BYTES
         for number, stream in self._open.items():
             if isinstance(stream, IncomingStream) and not self._demanded.get(number) and number not in self._limited:
                 self._limited.add(number)
