@@ -21,7 +21,7 @@ from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.server import make_apps
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.origin import REQUESTS_MAX
-from p2pdist.agent.pull.pulls import Pull
+from p2pdist.agent.pull.pulls import WAITED_FOR_S, Pull, waited_for
 from p2pdist.agent.pull.streams import UNREAD_BESIDE_BYTES
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.model.digest import Digest
@@ -375,19 +375,22 @@ async def test_little_lies_unread_of_a_preseed_for_whose_pieces_readers_wait(sit
     seed = await site.host("seed", preseed_bytes_s=1.0)
     await seed.seed(digest)
     reader = await site.host("reader")
-    _, pull = await reader.pull(digest, seed.source, "preseed")
+    started, pull = await reader.pull(digest, seed.source, "preseed")
     stripes, streams = pull.blob.layout.stripes, pull._streams
     await until(lambda: seed.agent.uplink.streams == stripes)
     limit = 2 * (PIECE + UNREAD_BESIDE_BYTES)  # the kernel doubles what it is told (socket(7))
-    preseeds = set(streams._open)
+    preseeds, before = set(streams._open), asyncio.get_running_loop().time()
+    assert not waited_for(started)
     wanted = [piece for piece in range(24, 32) if piece not in pull.blob.have]
     assert max(map(room, map(streams._open.get, preseeds))) > limit
     await asyncio.wait_for(pull.demand(wanted), 60)
     assert set(streams._open) >= preseeds, "they go on"
+    assert pull.waits.demanded_at > before
+    assert waited_for(started) or asyncio.get_running_loop().time() - pull.waits.demanded_at > WAITED_FOR_S
     assert max(map(room, map(streams._open.get, preseeds))) <= limit
     pull.escalate()
     await until(lambda: preseeds.isdisjoint(streams._open) and (pull.blob.complete or len(streams._open) == stripes))
-    assert not streams._limited
+    assert not streams._unread._stripes
 
 
 def room(stream: object) -> int:

@@ -135,6 +135,36 @@ class BlobWriters:
         return before - self.others
 
 
+class UnreadLimit:
+    """Has little lie unread of the streams of a preseed's stripes, once readers wait for single
+    pieces."""
+
+    def __init__(self, blob: Blob) -> None:
+        # The connection of a blob of one stripe serves other streams after it.
+        self._limits, self._bytes = blob.layout.stripes > 1, blob.layout.piece_size + UNREAD_BESIDE_BYTES
+        self._stripes: dict[int, IncomingStream] = {}
+        """Open streams of stripes that are preseeds, by number."""
+        self._demanded = False
+        """Whether a reader has waited."""
+
+    def opened(self, stream: IncomingStream, *, demand: bool, priority: Priority) -> None:
+        """A stream is about to begin, of a stripe or, with `demand`, of what a reader waits for."""
+        if not self._limits or (not demand and priority == "start"):
+            return
+        if not demand:
+            self._stripes[stream.number] = stream
+        if demand and not self._demanded:
+            self._demanded = True
+            for stripe in self._stripes.values():
+                stripe.limit_unread(self._bytes)
+        elif self._demanded and not demand:
+            stream.limit_unread(self._bytes)
+
+    def closed(self, number: int) -> None:
+        """A stream has ended."""
+        self._stripes.pop(number, None)
+
+
 class PullStreams:
     """The open streams of a pull. `selection`: the part of another blob at the origin that this
     blob is. `upstream`: the registry that is read in place of the origin. `vouched`: the blob has
@@ -167,9 +197,7 @@ class PullStreams:
         self._paces: dict[int, TokenBucket] = {}  # limits of stripes that cross a WAN with a budget
         self._left: set[int] = set()  # streams that were ended because their source is revoked
         self._escalated = asyncio.Event()
-        self._limited: set[int] = set()  # streams of which little may lie unread
-        self._demands_seen = False
-        """Whether a reader has waited for single pieces."""
+        self._unread = UnreadLimit(blob)
 
     def open(
         self,
@@ -227,20 +255,9 @@ class PullStreams:
                 vicinity=self._context.vicinity,
             )
         self._open[number] = stream
-        self._demands_seen = self._demands_seen or (bool(pieces) and not hedge)
-        self._limit_unread()
+        if isinstance(stream, IncomingStream):
+            self._unread.opened(stream, demand=bool(pieces) and not hedge, priority=self.priority)
         stream.start()
-
-    def _limit_unread(self) -> None:
-        """Have little lie unread of the streams of stripes, where readers of a preseed wait for
-        single pieces. The connection of a blob of one stripe serves other streams after this."""
-        if not self._demands_seen or self.priority == "start" or self._stripes == 1:
-            return
-        count = self._blob.layout.piece_size + UNREAD_BESIDE_BYTES
-        for number, stream in self._open.items():
-            if isinstance(stream, IncomingStream) and not self._demanded.get(number) and number not in self._limited:
-                self._limited.add(number)
-                stream.limit_unread(count)
 
     def _request(self, stripe: int, pieces: tuple[int, ...], prefetch: bool, hedge: bool) -> StreamRequest:
         have = self._all_but(pieces) if pieces else self._stored_or_coming()
@@ -375,7 +392,7 @@ class PullStreams:
         stream = self._open.pop(closed.stream, None)
         self._hash_waits.pop(closed.stream, None)
         self._demanded.pop(closed.stream, None)
-        self._limited.discard(closed.stream)
+        self._unread.closed(closed.stream)
         left = closed.stream in self._left
         self._left.discard(closed.stream)
         source, stripe = self._sources.pop(closed.stream)
