@@ -21,13 +21,15 @@ from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.server import make_apps
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.origin import REQUESTS_MAX
-from p2pdist.agent.pull.pulls import Pull
+from p2pdist.agent.pull.pulls import WAITED_FOR_S, Pull, waited_for
+from p2pdist.agent.pull.streams import UNREAD_BESIDE_BYTES
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Priority, PullRequest
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.repository.push import push_blob
+from p2pdist.transfer.stream.client import IncomingStream
 from p2pdist.transfer.stream.ranges import BLOCK_BYTES
 
 PIECE = 64 << 10
@@ -364,6 +366,39 @@ async def test_pieces_that_readers_wait_for_ride_on_the_streams_of_their_stripes
     assert pull.receipts.twice == 0
     await until(lambda: seed.agent.uplink.streams == stripes)
     assert set(pull._streams._open) == carriers, "the streams that asked for them have ended"
+
+
+async def test_little_lies_unread_of_a_preseed_for_whose_pieces_readers_wait(site: Site) -> None:
+    """Of its stripes, which are read seldom then: readers would request it again. A start, which
+    the pull becomes, is limited by nothing."""
+    digest = await site.publish(32)
+    seed = await site.host("seed", preseed_bytes_s=1.0)
+    await seed.seed(digest)
+    reader = await site.host("reader")
+    started, pull = await reader.pull(digest, seed.source, "preseed")
+    stripes, streams = pull.blob.layout.stripes, pull._streams
+    await until(lambda: seed.agent.uplink.streams == stripes)
+    limit = 2 * (PIECE + UNREAD_BESIDE_BYTES)  # the kernel doubles what it is told (socket(7))
+    preseeds, before = set(streams._open), asyncio.get_running_loop().time()
+    assert not waited_for(started)
+    wanted = [piece for piece in range(24, 32) if piece not in pull.blob.have]
+    assert max(map(room, map(streams._open.get, preseeds))) > limit
+    await asyncio.wait_for(pull.demand(wanted), 60)
+    assert set(streams._open) >= preseeds, "they go on"
+    assert pull.waits.demanded_at > before
+    assert waited_for(started) or asyncio.get_running_loop().time() - pull.waits.demanded_at > WAITED_FOR_S
+    assert max(map(room, map(streams._open.get, preseeds))) <= limit
+    pull.escalate()
+    await until(lambda: preseeds.isdisjoint(streams._open) and (pull.blob.complete or len(streams._open) == stripes))
+    assert not streams._unread._stripes
+
+
+def room(stream: object) -> int:
+    """Bytes that the kernel may hold of what a stream has received."""
+    assert isinstance(stream, IncomingStream)
+    connection = stream._stream.connection
+    assert connection is not None
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
 
 async def test_a_reader_overtakes_what_comes_ahead(site: Site, caplog: pytest.LogCaptureFixture) -> None:

@@ -119,11 +119,21 @@ async def test_a_first_image_that_is_gone_or_damaged_is_not_missed(
         store.close()
 
 
+@pytest.mark.parametrize("readers", ["none", "go", "wait for long"])
 async def test_objects_are_made_while_a_pack_is_on_its_way(
-    layout: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readers: str
 ) -> None:
-    """The second half of the pack comes only once the first one has become objects."""
+    """The second half of the pack comes only once the first one has become objects; while readers
+    wait for pieces it becomes none, until they have waited for long."""
     monkeypatch.setattr(trees, "COME_BYTES_MIN", 1)
+    monkeypatch.setattr(trees, "PUT_OFF_S_MAX", 0.5 if readers == "wait for long" else 60.0)
+    waiting, looks = readers != "none", 0
+
+    def waited_for() -> bool:
+        nonlocal looks
+        looks += 1
+        return waiting
+
     source = tmp_path / "source"
     source.mkdir()
     for number in range(FILES):
@@ -140,15 +150,30 @@ async def test_objects_are_made_while_a_pack_is_on_its_way(
             start = pieces.layout.offset(piece)
             assert blob.write(piece, data[start : start + pieces.layout.length(piece)])
             if described.media_type == PACK_TYPE and piece == count // 2:
-                async with asyncio.timeout(60):
-                    while len(list((tmp_path / "store/objects").glob("??/*"))) < FILES // 4:
-                        await asyncio.sleep(0.01)
+                await half_has_become_objects()
         blob.finish()
         return blob
 
+    async def half_has_become_objects() -> None:
+        nonlocal waiting
+        async with asyncio.timeout(60):
+            if readers == "go":
+                before = looks
+                while looks < before + 3:
+                    await asyncio.sleep(0.01)
+                assert objects() == 0
+                waiting = False
+            while objects() < FILES // 4:
+                await asyncio.sleep(0.01)
+
+    def objects() -> int:
+        return len(list((tmp_path / "store/objects").glob("??/*")))
+
     try:
         with ExitStack() as holds:
-            await TreePull(manifest, store, fetch, lambda blob: lists[blob.digest], holds, lambda _: None).run()
+            pull = TreePull(manifest, store, fetch, lambda blob: lists[blob.digest], holds, lambda _: None)
+            pull.waited_for = waited_for
+            await pull.run()
         assert max(pieces.layout.count for pieces in lists.values()) > 2
         assert store.trees.complete(manifest.layers[0].digest)
     finally:

@@ -27,7 +27,7 @@ from p2pdist.core.download.events import (
     Wanted,
 )
 from p2pdist.core.download.stillness import HEDGES_LEAST, STALL_FIRST_S
-from p2pdist.core.download.streams import DEMANDS_MAX, PREFETCHES_MAX, PROMISE_MIN_S, WANTED_S
+from p2pdist.core.download.streams import COMING_BYTES, DEMANDS_MAX, PREFETCHES_MAX, PROMISE_MIN_S, WANTED_S
 from p2pdist.core.download.stripe import CONNECT_S, first_piece_s
 from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.sources import (
@@ -723,7 +723,7 @@ def test_what_is_prefetched_takes_no_stream_from_readers() -> None:
 
 def test_a_reader_waits_behind_nothing_that_is_prefetched_but_the_next_piece() -> None:
     """A reader's piece is requested alone where others come before it, and once."""
-    pull = Pull(count=16)
+    pull = Pull(count=16, piece_size=COMING_BYTES)
     pull.plan(0, A)
     assert pull(Wanted((3, 4, 5, 6), prefetch=True)) == [OpenDemand(2, A, 0, (3, 4, 5, 6), True)]
     assert pull(Wanted((3,))) == [], "it comes next"
@@ -738,9 +738,25 @@ def test_a_reader_waits_behind_nothing_that_is_prefetched_but_the_next_piece() -
     assert pull(Wanted((5,))) == [OpenDemand(4, A, 0, (5,))], "the source left it out of the first stream"
 
 
+def test_a_reader_requests_nothing_anew_that_is_on_its_way() -> None:
+    """The next small pieces of a stream have left its source: they come before what is requested
+    now, and would come twice."""
+    pull = Pull(count=16)
+    pull.plan(0, A)
+    coming = COMING_BYTES // 65536
+    assert coming > 1
+    ahead = tuple(range(3, 3 + 2 * coming))
+    assert pull(Wanted(ahead, prefetch=True)) == [OpenDemand(2, A, 0, ahead, True)]
+    assert pull(Wanted(ahead[:coming])) == []
+    assert pull(Wanted((ahead[coming],))) == [OpenDemand(3, A, 0, (ahead[coming],))]
+    pull(PieceStored(2, ahead[0]))
+    assert pull(Wanted((*ahead[1:coming], ahead[coming + 1]))) == [], "one that comes alone is in the way of none"
+    assert pull(Wanted((ahead[coming + 2],))) == [OpenDemand(4, A, 0, (ahead[coming + 2],))]
+
+
 def test_what_a_reader_asked_for_alone_is_asked_for_again_where_it_does_not_come() -> None:
     """Also while the stream of what comes ahead goes on, out of which the source has left it."""
-    pull = Pull(count=16)
+    pull = Pull(count=16, piece_size=COMING_BYTES)
     pull.plan(0, A)
     pull(Wanted((3, 4, 5, 6), prefetch=True))
     assert pull(Wanted((5,))) == [OpenDemand(3, A, 0, (5,))]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
-from stream_rig import Pieces, Receiver, SampleBlob, Server
+from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server
 
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.pieces import PieceSet
 from p2pdist.transfer.stream.events import StreamClosed
+from p2pdist.transfer.stream.frames import FRAME
 
 
 async def test_a_whole_stripe_arrives_in_order(server: Server, receiver: Receiver, blob: SampleBlob) -> None:
@@ -28,6 +30,28 @@ async def test_all_stripes_at_once_make_the_whole_blob(
     streams = [receiver.open(server.port, stripe=stripe, stripes=4) for stripe in range(4)]
     assert [(await receiver.closed(stream)).reason for stream in streams] == ["done"] * 4
     assert receiver.copy.path.read_bytes() == blob.data
+
+
+async def test_a_stream_of_which_little_may_lie_unread_has_little_come_while_it_is_not_read(
+    server: Server, receiver: Receiver, blob: SampleBlob
+) -> None:
+    """Limited while it is under way, and before it begins. The kernel counts the room of a segment,
+    which is more than its bytes, so it may hold twice the limit, but never what it would else."""
+    limit = 80 << 10
+    unread = list[int]()
+
+    def write(piece: int, data: memoryview) -> bool:
+        time.sleep(0.02)
+        unread.append(stream.received_bytes - head_bytes - (FRAME.size + PIECE) * (len(unread) + 1))
+        return receiver.copy.write(piece, data)
+
+    head_bytes = 1 << 10  # of the response, at most
+    stream = receiver.open(server.port, write=write, start=False)
+    stream.limit_unread(limit)
+    stream.start()
+    assert (await receiver.closed(stream)).reason == "done"
+    assert len(unread) == blob.layout.count
+    assert max(unread) <= 2 * limit
 
 
 async def test_resume_sends_only_what_is_lacking(server: Server, receiver: Receiver, blob: SampleBlob) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -90,6 +91,8 @@ class PieceWaits:
     """Callers that wait for single pieces of a blob."""
 
     def __init__(self) -> None:
+        self.demanded_at = -math.inf
+        """When a caller demanded pieces that were not there last, by the loop's time. The owner."""
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
     async def wait(self, piece: int) -> None:
@@ -258,7 +261,7 @@ class BlobPull:
         )
         self.unreached, self.leave_revoked = self._streams.unreached, self._streams.leave_revoked
         self._reported: tuple[int, ...] = tuple(self._download.counts)
-        self._waits, self._unreported, self.turns = PieceWaits(), Unreported(), ReadingQueue()
+        self.waits, self._unreported, self.turns = PieceWaits(), Unreported(), ReadingQueue()
         self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._outcome: tuple[P2PDistError | None] | None = None
@@ -358,7 +361,7 @@ class BlobPull:
         if self.done.done():
             self.done.result()
             return
-        await self._waits.wait(piece)
+        await self.waits.wait(piece)
 
     def body(self) -> Body:
         """A reading of the blob that begins now."""
@@ -371,6 +374,7 @@ class BlobPull:
         while missing := tuple(piece for piece in pieces if piece not in self._download.have):
             if self.done.done():
                 return self.done.result()
+            self.waits.demanded_at = self._loop.time()
             if reading is None or _has_turn(self, reading, None if prefetch else missing[0]):
                 self._mail.context.run(self._submit, Wanted(missing, prefetch))
             with suppress(TimeoutError):  # there may be a plan by then
@@ -468,7 +472,7 @@ class BlobPull:
         else:
             self.done.set_exception(error)
             self.done.exception()  # marks it as seen: there may be no waiter
-        self._waits.ended(error)
+        self.waits.ended(error)
 
     # -- what streams and the swarm report
 
@@ -524,7 +528,7 @@ class BlobPull:
         self._submit(PieceStored(number, piece))
         if self.vouched is not None:
             self.vouched.piece_stored(piece)
-        self._waits.stored(piece)
+        self.waits.stored(piece)
 
 
 def _download_of(blob: Blob, context: PullContext, now: float) -> Download:

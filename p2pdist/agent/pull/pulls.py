@@ -74,6 +74,9 @@ ATTEMPTS = 3
 DAMAGES_MAX = 100
 """So often one pull meets what changed on the disk, the same blob or object ATTEMPTS times."""
 
+WAITED_FOR_S = 1.0
+"""Readers that waited for pieces so short a time ago are going to wait for others."""
+
 STEP_BYTES = 4 << 20
 BUFFER_BYTES = 256 << 10
 """Size of the read buffer, which is used again: new memory for a whole step would cost more than
@@ -448,6 +451,7 @@ class Pulls:
             planned = partial(pull.planned, package) if pull.planned is not None else None
             trees = TreePull(manifest, self._store, fetch, self._packages.pieces, holds, pull.skip, planned)
             trees.listed = partial(pull.listed, package) if pull.listed is not None else None
+            trees.waited_for = partial(waited_for, pull)
             try:
                 await together([*map(fetch, images.values()), trees.run()])
             except DiskFull as full:
@@ -628,6 +632,12 @@ async def _open(
     pull.bytes_cached = pull.bytes_total - sum(fetched.values())
     await asyncio.to_thread(store.packages.record, pull.reference, package.digest)
     return replace(package, manifest=manifest, config=decode_config(config))
+
+
+def waited_for(pull: Pull) -> bool:
+    """Whether readers wait for single pieces of what a pull brings, or did a moment ago."""
+    since = asyncio.get_running_loop().time() - WAITED_FOR_S
+    return any(fetching.waits.demanded_at >= since for fetching in pull.blobs)
 
 
 def _drop_packs(store: BlobStore, manifest: Manifest) -> None:

@@ -54,6 +54,11 @@ logger = logging.getLogger(__name__)
 
 PACE_BURST_S = 0.05
 
+UNREAD_BESIDE_BYTES = 16 << 10
+"""While readers of a preseed wait for single pieces, its streams of stripes are read seldom. What
+comes over them and lies unread in the kernel, the readers would request again: no more than about a
+piece of each stream, and so much beside, may lie there."""
+
 
 class PullContext(Protocol):
     """What a blob pull needs from its agent. `writers` counts the streams and swarms that write
@@ -130,6 +135,36 @@ class BlobWriters:
         return before - self.others
 
 
+class UnreadLimit:
+    """Has little lie unread of the streams of a preseed's stripes, once readers wait for single
+    pieces."""
+
+    def __init__(self, blob: Blob) -> None:
+        # The connection of a blob of one stripe serves other streams after it.
+        self._limits, self._bytes = blob.layout.stripes > 1, blob.layout.piece_size + UNREAD_BESIDE_BYTES
+        self._stripes: dict[int, IncomingStream] = {}
+        """Open streams of stripes that are preseeds, by number."""
+        self._demanded = False
+        """Whether a reader has waited."""
+
+    def opened(self, stream: IncomingStream, *, demand: bool, priority: Priority) -> None:
+        """A stream is about to begin, of a stripe or, with `demand`, of what a reader waits for."""
+        if not self._limits or (not demand and priority == "start"):
+            return
+        if not demand:
+            self._stripes[stream.number] = stream
+        if demand and not self._demanded:
+            self._demanded = True
+            for stripe in self._stripes.values():
+                stripe.limit_unread(self._bytes)
+        elif self._demanded and not demand:
+            stream.limit_unread(self._bytes)
+
+    def closed(self, number: int) -> None:
+        """A stream has ended."""
+        self._stripes.pop(number, None)
+
+
 class PullStreams:
     """The open streams of a pull. `selection`: the part of another blob at the origin that this
     blob is. `upstream`: the registry that is read in place of the origin. `vouched`: the blob has
@@ -162,6 +197,7 @@ class PullStreams:
         self._paces: dict[int, TokenBucket] = {}  # limits of stripes that cross a WAN with a budget
         self._left: set[int] = set()  # streams that were ended because their source is revoked
         self._escalated = asyncio.Event()
+        self._unread = UnreadLimit(blob)
 
     def open(
         self,
@@ -219,6 +255,8 @@ class PullStreams:
                 vicinity=self._context.vicinity,
             )
         self._open[number] = stream
+        if isinstance(stream, IncomingStream):
+            self._unread.opened(stream, demand=bool(pieces) and not hedge, priority=self.priority)
         stream.start()
 
     def _request(self, stripe: int, pieces: tuple[int, ...], prefetch: bool, hedge: bool) -> StreamRequest:
@@ -354,6 +392,7 @@ class PullStreams:
         stream = self._open.pop(closed.stream, None)
         self._hash_waits.pop(closed.stream, None)
         self._demanded.pop(closed.stream, None)
+        self._unread.closed(closed.stream)
         left = closed.stream in self._left
         self._left.discard(closed.stream)
         source, stripe = self._sources.pop(closed.stream)

@@ -36,6 +36,10 @@ every time all chunks that are lacking are looked at."""
 
 COME_POLL_S = 0.1
 
+PUT_OFF_S_MAX = 10.0
+"""While readers wait for single pieces, what has come is made objects of so much later at most: it
+takes the processor from the readers, who are given what comes from the packs themselves."""
+
 SELECTED_SHARE_MAX = 0.5
 """A pack of which more is needed is fetched whole: then this host can serve all of it."""
 
@@ -74,6 +78,8 @@ class TreePull:
         self.bytes_content = 0  # of the contents that are made of packs, for which room is kept
         self.listed: Callable[[], Awaitable[None]] | None = None
         """Called once roots and catalogs are here; what is missing is computed after it."""
+        self.waited_for: Callable[[], bool] = lambda: False
+        """Says whether readers wait for single pieces of the packs; the owner sets it."""
         self.selects = True
         """Whether a pack may come in part."""
 
@@ -153,12 +159,14 @@ class TreePull:
     ) -> None:
         """Make objects of packs that are here in part, until all are brought."""
         step = max(COME_BYTES_MIN, COME_SHARE * sum(pack.size for pack in packs))
-        used = 0
+        used, loop = 0, asyncio.get_running_loop()
+        filled_at = loop.time()
         while not brought.is_set():
             come = sum(self._come(pack) for pack in packs)
-            if come - used >= step:
+            if come - used >= step and not (self.waited_for() and loop.time() - filled_at < PUT_OFF_S_MAX):
                 used = come
                 await self._fill(incomplete)
+                filled_at = loop.time()
             with suppress(TimeoutError):
                 async with asyncio.timeout(COME_POLL_S):
                     await brought.wait()

@@ -93,7 +93,7 @@ from p2pdist.core.download.events import (
     WholeMatches,
 )
 from p2pdist.core.download.stillness import SLOW_WINDOW_S, STALL_FIRST_S, Standstill, Window
-from p2pdist.core.download.streams import Streams
+from p2pdist.core.download.streams import COMING_BYTES, Streams
 from p2pdist.core.download.stripe import Complete, Receiving, Stripe, Waiting
 from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.sources import Candidates, Sources
@@ -219,6 +219,7 @@ class Download:
         self.have = PieceSet(self.have.count, self.have.bits)
         self.counts = self.have.stripe_counts(self.stripes)
         self._patience.progressed_at = self.started_at
+        self._streams.next_ones = max(1, COMING_BYTES // self.layout.piece_size)
         for number, count in enumerate(self.counts):
             missing = len(range(number, self.layout.count, self.stripes)) - count
             self._stripes.append(_stripe(number, missing, Candidates(self.host, self.blob, number), self.started_at))

@@ -24,6 +24,10 @@ so long, and as long as so many pieces of the stripe take."""
 DEMANDS_MAX = 4
 """Streams at once that bring wanted pieces of one stripe."""
 
+COMING_BYTES = 192 << 10
+"""So much of what a stream brings next is on its way, in the kernels of both hosts and between
+them: what a reader would request of it anew would come after it, and twice."""
+
 PREFETCHES_MAX = 2
 """Streams beside these that bring pieces of one stripe for which a reader is going to wait."""
 
@@ -42,13 +46,13 @@ class Demand:
     closed: bool = False
     """Whether it was commanded to end."""
 
-    def coming(self, have: PieceSet, *, prefetch: bool) -> frozenset[int]:
+    def coming(self, have: PieceSet, next_ones: int, *, prefetch: bool) -> frozenset[int]:
         """The pieces that need not be requested once more. A reader that waits, without `prefetch`,
-        does not wait behind what comes ahead but for the next piece of it: any other one is
+        does not wait behind what comes ahead but for the `next_ones` of it: any other piece is
         requested alone, and the source leaves it out of this stream."""
         if prefetch or not self.prefetch:
             return self.pieces
-        return frozenset(sorted(piece for piece in self.pieces if piece not in have)[:1])
+        return frozenset(sorted(piece for piece in self.pieces if piece not in have)[:next_ones])
 
 
 @dataclass(slots=True)
@@ -56,6 +60,8 @@ class Streams:
     """The streams of a download, by number: one for each stripe that is Receiving, others that
     finish a piece, and others that bring wanted pieces."""
 
+    next_ones: int = 1
+    """How many pieces of a stream are on their way (COMING_BYTES)."""
     writing: set[int] = field(default_factory=set)
     """Those that were opened and have not ended."""
     stripes: dict[int, Stripe] = field(default_factory=dict)
@@ -142,7 +148,7 @@ class Streams:
         opened = [demand for demand in self.demands.values() if demand.stripe == stripe.number]
         late = {demand.source for demand in opened if now - demand.opened_at >= WANTED_S and not prefetch}
         under_way = (demand for demand in opened if demand.source not in late)
-        wanted = wanted.difference(*(demand.coming(have, prefetch=prefetch) for demand in under_way))
+        wanted = wanted.difference(*(demand.coming(have, self.next_ones, prefetch=prefetch) for demand in under_way))
         state, candidates = stripe.state, stripe.candidates
         first = state.source if isinstance(state, Receiving) else None
         for source in (first, candidates.parent, *candidates.alternates):

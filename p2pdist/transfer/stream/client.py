@@ -136,6 +136,11 @@ class IncomingStream:
         """How many bytes have come over the connection."""
         return self._stream.received_bytes
 
+    def limit_unread(self, count: int) -> None:
+        """Let the kernel hold no more than about `count` bytes that are not read, from any thread:
+        what a stream that is read seldom holds, others cannot know of."""
+        self._stream.limit_unread(count)
+
     def start(self) -> None:
         """Connect and receive, in a new thread; once only."""
         self._start_thread(0.0)

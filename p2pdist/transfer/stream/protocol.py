@@ -156,6 +156,7 @@ class StripeStream:
         """How long it took to connect, None before; written by `begin`."""
         self.responded_s: float | None = None
         """How long the response took, None before it; written by `begin`."""
+        self._unread_max = 0
         self._opened_at = time.monotonic()
         self._have = PieceSet(layout.count, request.have)
         missing = self._have.missing(request.stripe, request.stripes)
@@ -246,6 +247,19 @@ class StripeStream:
             self.connection = connection
             if self.state == "closing":
                 raise Ended("closed")
+            self._limit_unread()
+
+    def limit_unread(self, count: int) -> None:
+        """From any thread: let the kernel hold no more than about `count` bytes that are not read,
+        however much it holds for other streams."""
+        with self._lock:
+            self._unread_max = count
+            if self.state in ("opening", "receiving"):
+                self._limit_unread()
+
+    def _limit_unread(self) -> None:
+        if self._unread_max and self.connection is not None:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._unread_max)
 
     def begin(self, connection: socket.socket) -> None:
         """Request the stream over `connection`, which `use` was called with, and read the head of
