@@ -75,9 +75,10 @@ async def test_an_image_is_opened_on_hosts_and_nowhere_else(site: SealedSite) ->
     assert digest_of(path.read_bytes()) == layer.digest
     assert path.read_bytes() == site.layout.blob_path(layer.digest).read_bytes()
     assert holds_mark(first.settings.store) == [path], "what it serves is ciphertext"
+    site.layout.blob_path(layer.digest).unlink()  # peers alone have it now; small documents may still come from storage
     second = await site.agent("h1", "a")
     pull = await site.pull(second, "team-a/trainer:v1")
-    assert pull.error is None and pull.status().bytes_peers == pull.status().bytes_total
+    assert pull.error is None and pull.status().bytes_peers >= layer.size
 
 
 async def opened(site: SealedSite, running: Running, reference: str) -> Package:
