@@ -43,7 +43,7 @@ from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.origin.contract import Origin
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connect import ConnectionPool
+from p2pdist.transfer.stream.connections import ConnectionPool
 from p2pdist.transfer.stream.server import read_stream_request, serve_stream
 from p2pdist.transfer.tls import Tls
 

@@ -20,7 +20,7 @@ from p2pdist.store.objects.files import Objects
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import Decoder, Part
 from p2pdist.store.trees.extraction import REACH, RUN_BYTES, RUN_CHUNKS, Bundle
-from p2pdist.store.trees.missing import Missing
+from p2pdist.store.trees.missing_contents import Missing
 
 HELD_BYTES = 512 << 20
 """So much is held decompressed at a time, until it has been written."""

@@ -31,7 +31,7 @@ import aiohttp
 from aiohttp import web
 
 from bench.processes import cpu_s
-from p2pdist.model.vouched import vouched_layout
+from p2pdist.model.vouched_list import vouched_layout
 
 P2PDIST = Path(sys.executable).parent / "p2pdist"
 GOAL_S = 0.1

@@ -40,7 +40,7 @@ from typing import Any
 
 from bench.load_hosts import clients, layout_of, raise_file_limit
 from bench.processes import cpu_s
-from p2pdist.model.vouched import vouched_layout
+from p2pdist.model.vouched_list import vouched_layout
 
 PAGE = resource.getpagesize()
 

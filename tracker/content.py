@@ -2,8 +2,8 @@
 manifests, configs, piece lists.
 
 Thousands of agents ask for the same few documents at the same moment. Reads of one thing are joined
-into one, and what the origin does not have is not asked again for a second (tracker/reads.py). What
-a digest names is kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked again after
+into one, and what the origin does not have is not asked again for a second
+(tracker/joined_reads.py). What a digest names is kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked again after
 TAG_FRESH_S. While the origin does not answer, the last known meaning of a tag is given, and a
 manifest that is here is not asked for: a reference by digest needs no origin then. With a state
 directory tags and layers are known after a restart, too. A bundle depends on the manifest alone, so
@@ -37,7 +37,7 @@ from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
 from p2pdist.origin.contract import Origin
 from tracker.core.events import LookAtOrigin, OriginSeen, OriginState
-from tracker.reads import DocumentCache, JoinedReads, remember
+from tracker.joined_reads import DocumentCache, JoinedReads, remember
 from tracker.state.documents import Documents
 
 TAG_FRESH_S = 1.0

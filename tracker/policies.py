@@ -22,7 +22,7 @@ from p2pdist.model.image_manifest import ImageDocument, ImageIndex, decode_image
 from p2pdist.model.manifest import Reference, decode_manifest
 from tracker.content import Content
 from tracker.core.policy.book import PolicyBook
-from tracker.core.policy.parse import Mistake
+from tracker.core.policy.section import Mistake
 from tracker.core.policy.table import PolicyTable, read_table
 
 POLL_S = 1.0

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from p2pdist.model.errors import Corrupt, Unavailable, UsageError
 from p2pdist.model.trace import Trace, decode_trace, encode_trace, merge
 from tracker.core.traces.index import Key, Recording, Summary, TraceIndex
-from tracker.reads import JoinedReads
+from tracker.joined_reads import JoinedReads
 from tracker.state.traces import Row, TraceRecords
 
 REFRESH_S = 30.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import opened_layout
+from p2pdist.cli.services import opened_layout
 from p2pdist.model.errors import Corrupt, NotFound, Unavailable, UsageError
 from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,
@@ -28,9 +28,9 @@ from p2pdist.model.manifest import (
 )
 
 if TYPE_CHECKING:
-    from p2pdist.mount.enter import Bind
     from p2pdist.mount.layers import Layer, TreeLayer
     from p2pdist.mount.program import Program
+    from p2pdist.mount.program_root import Bind
     from p2pdist.mount.squashfs import Image
     from p2pdist.origin.layout import LocalLayout
 
@@ -48,8 +48,8 @@ class Run:
 
     def program(self, config: Config, view: Path) -> Program:
         """The program of a package that is seen at `view`. Raises UsageError."""
-        from p2pdist.mount.enter import inner_program
         from p2pdist.mount.program import program
+        from p2pdist.mount.program_root import inner_program
 
         if self.root:
             return inner_program(config, self.arguments, environ=os.environ)
@@ -148,8 +148,8 @@ def start(program: Program, view: Path, run: Run, *, keep: Sequence[int] = ()) -
 
     if not run.root:
         return run_program(program, keep=keep)
-    from p2pdist.mount.enter import enter
     from p2pdist.mount.files.removal import remove_tree
+    from p2pdist.mount.program_root import enter
     from p2pdist.mount.scratch import scratch_directory
 
     scratch = scratch_directory("p2pdist-root-")

@@ -115,8 +115,8 @@ class Holding(Message, frozen=True):
     or the transport changes and, after a new session opens, to rebuild the tracker's view. `ticket`
     is the last one that the host got for the blob: it shows a tracker that has just started that
     the host may receive it. `selected` says, while access is on, which blob a selection is of.
-    `vouched`: the host has no piece list but the vouched one (model/vouched.py); `matched`: the
-    SHA-256 of the whole has matched the digest here, so that the host needs no list any more."""
+    `vouched`: the host has no piece list but the vouched one (model/vouched_list.py); `matched`:
+    the SHA-256 of the whole has matched the digest here, so that the host needs no list now."""
 
     blob: WireDigest
     size: Count

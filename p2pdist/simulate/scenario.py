@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from p2pdist.core.transport import Policy
 from p2pdist.model.pieces import piece_size_for
-from p2pdist.model.vouched import vouched_layout
+from p2pdist.model.vouched_list import vouched_layout
 from p2pdist.simulate.faults import Crash, Fault, Late, Partition, Slow
 from p2pdist.simulate.network import Cut
 from tracker.core.policy.budget import HOUR_S, SiteBudget
@@ -186,7 +186,7 @@ class Scenario:
     #: How blobs come to hosts (core/transport.py), but to `tree_hosts`, where they come by trees.
     transport: Policy = "trees"
     tree_hosts: frozenset[str] = frozenset()
-    #: Nobody has made a piece list: hosts vouch for what they read (model/vouched.py).
+    #: Nobody has made a piece list: hosts vouch for what they read (model/vouched_list.py).
     vouched: bool = False
     #: How many trackers share the blobs.
     trackers: int = 1

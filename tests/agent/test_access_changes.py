@@ -23,7 +23,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Refused
 from p2pdist.model.messages import Complaint
 from p2pdist.model.plan import Plan, Source, StripePlan
-from p2pdist.transfer.stream.connect import Unreachable, secure
+from p2pdist.transfer.stream.connections import Unreachable, secure
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 DATA = os.urandom(4 << 20)

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from programs import PROGRAM, Program
 
 from p2pdist.agent.api.client import LOST_MAX, LocalClient
-from p2pdist.cli.connect import check_seen
+from p2pdist.cli.services import check_seen
 from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import MountRequest, MountStatus, PullRequest, PullStatus
 from p2pdist.mount.squashfs import missing

@@ -25,7 +25,7 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.manifest import PACK_TYPE, Descriptor, Manifest
 from p2pdist.model.tree import ChunkList, content_hash
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees.missing import Contents, Entries, Missing, Tree, back, plan
+from p2pdist.store.trees.missing_contents import Contents, Entries, Missing, Tree, back, plan
 
 Absent: Any = None
 CELLS = Cells(headed=True)

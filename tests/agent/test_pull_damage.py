@@ -24,7 +24,7 @@ from p2pdist.package.layers import PackOptions, pack_layers, plain_layer
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.extraction import Extracted
-from p2pdist.store.trees.missing import Missing
+from p2pdist.store.trees.missing_contents import Missing
 
 TAG = parse_reference("app:v1")
 LARGE = WHOLE_MAX + (1 << 20)

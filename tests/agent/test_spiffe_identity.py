@@ -25,7 +25,7 @@ from p2pdist.agent.agent import AgentSettings
 from p2pdist.model.address import parse_address
 from p2pdist.model.errors import Refused, Unavailable, UsageError
 from p2pdist.model.plan import Source
-from p2pdist.transfer.stream.connect import Unreachable, secure
+from p2pdist.transfer.stream.connections import Unreachable, secure
 
 DATA = os.urandom(3 << 20)
 

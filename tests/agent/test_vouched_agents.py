@@ -16,7 +16,7 @@ from blake3 import blake3
 from vouched_rig import Host, Site, is_whole, pull_all
 from waits import until
 
-from p2pdist.agent.pull.vouched import VouchedPull
+from p2pdist.agent.pull.vouched_pull import VouchedPull
 from p2pdist.core.pull import Event
 from p2pdist.core.vouched.whole import Judge
 from p2pdist.model.digest import digest_of
@@ -25,7 +25,7 @@ from p2pdist.model.messages import Judged, KnownPieces, Reread, Vouched
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.plan import Source
 from p2pdist.store.blobs.blob import check_whole, require_vouched, vouch
-from p2pdist.store.blobs.vouched import Listing, VouchedPieces
+from p2pdist.store.blobs.vouched_pieces import Listing, VouchedPieces
 from p2pdist.store.store import BlobStore
 
 PIECE = 64 << 10
@@ -293,7 +293,7 @@ async def test_wrong_bytes_of_upstream_are_never_complete(site: Site) -> None:
 
 
 async def test_a_disk_that_turns_a_bit_is_no_lie(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2pdist.agent.pull.vouched.FOLLOW_BYTES", 1 << 40)  # all is summed in the end
+    monkeypatch.setattr("p2pdist.agent.pull.vouched_pull.FOLLOW_BYTES", 1 << 40)  # all is summed in the end
     host, other = await site.agents(2)
     gate = asyncio.Event()
 

@@ -40,7 +40,7 @@ from p2pdist.model.messages import (
 from p2pdist.model.ownership import Ownership, Tracker
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import KEEPERS_MAX, ORIGIN, Plan, Source, StripePlan
-from p2pdist.store.blobs.vouched import Unlisted
+from p2pdist.store.blobs.vouched_pieces import Unlisted
 
 BLOB = digest_of(b"x")
 OWNERSHIP = Ownership(3, (Tracker("a", ("http://a:7070",)), Tracker("b", (), 0.1)), {BLOB: "b"})

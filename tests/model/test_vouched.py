@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from p2pdist.model.errors import Conflict
 from p2pdist.model.pieces import HASH_SIZE, PIECE_SIZE_MAX, PieceLayout, PieceList
-from p2pdist.model.vouched import PIECES_WANTED_MAX, VouchedList, vouched_layout
+from p2pdist.model.vouched_list import PIECES_WANTED_MAX, VouchedList, vouched_layout
 
 LAYOUT = PieceLayout(4 * 65536, 65536)
 RIGHT, OTHER = b"r" * HASH_SIZE, b"o" * HASH_SIZE

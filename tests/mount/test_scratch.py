@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from p2pdist.cli.connect import default_layout
 from p2pdist.cli.main import main as entry
+from p2pdist.cli.services import default_layout
 from p2pdist.model.errors import Refused
 from p2pdist.mount.scratch import is_safe, scratch_directory
 

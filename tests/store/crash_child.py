@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_rig import PIECE, fill, flip, sample
 
 from p2pdist.store.blobs.blob import check_whole, require_vouched, unmark, vouch
-from p2pdist.store.blobs.vouched import Listing
+from p2pdist.store.blobs.vouched_pieces import Listing
 from p2pdist.store.store import BlobStore
 
 CHANGES = {"open", "os.rename", "os.remove", "os.chmod", "os.truncate", "os.mkdir", "sqlite3.connect"}

@@ -24,7 +24,7 @@ from p2pdist.model.tree import (
     walking_order,
 )
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees.missing import Missing
+from p2pdist.store.trees.missing_contents import Missing
 
 CHUNK = 128 << 10
 

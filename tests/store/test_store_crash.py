@@ -33,7 +33,7 @@ from store_rig import (
 from p2pdist.model.pieces import PieceSet
 from p2pdist.store.blobs.bitmap import BitmapFile, has_bitmap
 from p2pdist.store.blobs.blob import Blob, check_whole, unmark
-from p2pdist.store.blobs.vouched import Listing
+from p2pdist.store.blobs.vouched_pieces import Listing
 from p2pdist.store.disk import boot_id
 from p2pdist.store.store import BlobStore
 

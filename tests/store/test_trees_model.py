@@ -32,7 +32,7 @@ from p2pdist.model.errors import Conflict, DiskFull, NotFound
 from p2pdist.model.tree import WHOLE_MAX, content_hash
 from p2pdist.store import sync
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees.missing import Missing
+from p2pdist.store.trees.missing_contents import Missing
 
 KIB, MIB = 1 << 10, 1 << 20
 SHM = Path("/dev/shm")

@@ -35,7 +35,7 @@ from p2pdist.model.tree import (
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees import reader as tree_reader
-from p2pdist.store.trees.missing import EMPTY, contents_of
+from p2pdist.store.trees.missing_contents import EMPTY, contents_of
 from p2pdist.store.trees.reader import TreeRead, TreeReader
 
 MANY = {b"d%02d/f%04d" % (number // 100, number): b"content %d" % number for number in range(4000)}

@@ -14,9 +14,9 @@ from store_rig import PIECE, Sample, complete_file, data_file, files, flip, pret
 from p2pdist.model.digest import Digest, digest_of, hex_of
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.store.blobs import blob as blob_module
-from p2pdist.store.blobs import vouched as vouched_module
+from p2pdist.store.blobs import vouched_pieces as vouched_module
 from p2pdist.store.blobs.blob import Blob, check_whole, require_vouched, unmark, vouch
-from p2pdist.store.blobs.vouched import HashWait, Listing, Unlisted
+from p2pdist.store.blobs.vouched_pieces import HashWait, Listing, Unlisted
 from p2pdist.store.store import BlobStore
 
 OpenStore = Callable[..., BlobStore]

@@ -16,7 +16,7 @@ from p2pdist.model.errors import Conflict
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.store.blobs.blob import check_whole, require_vouched, unmark, vouch
 from p2pdist.store.blobs.hashes import read_hashes
-from p2pdist.store.blobs.vouched import HashWait, Listing, Unlisted
+from p2pdist.store.blobs.vouched_pieces import HashWait, Listing, Unlisted
 from p2pdist.store.blobs.whole import SNAPSHOTS, WholeDigest
 from p2pdist.store.store import BlobStore
 

@@ -19,7 +19,7 @@ from typing import Any
 from site_rig import Agent
 
 from p2pdist.agent.api.client import LocalClient
-from p2pdist.cli.connect import opened_layout
+from p2pdist.cli.services import opened_layout
 from p2pdist.model.errors import Conflict, DiskFull, NotFound, P2PDistError, Unavailable
 from p2pdist.model.manifest import TREE_TYPE, parse_reference
 from p2pdist.model.messages import MountRequest, PullRequest, VerifyRequest

@@ -20,7 +20,7 @@ from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.repository.push import push_blob
 from tracker import content as module
-from tracker import reads
+from tracker import joined_reads
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.http.app import make_app
@@ -165,7 +165,7 @@ async def test_a_layer_that_is_known_is_no_question_to_an_origin_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layer that was never pushed alone: an agent that hears NotFound asks for it as a layer."""
-    monkeypatch.setattr(reads, "ABSENT_S", 0.0)
+    monkeypatch.setattr(joined_reads, "ABSENT_S", 0.0)
     layout, tag, _ = await pushed(tmp_path)
     content = Content(serving(layout))
     layer = Descriptor("layer", digest_of(b"layer"), 5)
@@ -228,14 +228,14 @@ async def test_what_the_origin_does_not_have_is_not_asked_again_at_once(
 ) -> None:
     origin = Counted(opened(layout))
     content = Content(origin)  # type: ignore[arg-type]
-    monkeypatch.setattr(reads, "ABSENT_S", 3600.0)
+    monkeypatch.setattr(joined_reads, "ABSENT_S", 3600.0)
     for _ in range(5):
         with pytest.raises(NotFound):
             await content.read(digest_of(b"missing"))
         with pytest.raises(NotFound):
             await content.resolve(parse_reference("missing:v1"))
     assert origin.asked == 2
-    monkeypatch.setattr(reads, "ABSENT_S", 0.0)
+    monkeypatch.setattr(joined_reads, "ABSENT_S", 0.0)
     with pytest.raises(NotFound):
         await content.read(digest_of(b"late"))
     put(layout, b"late")
@@ -244,13 +244,13 @@ async def test_what_the_origin_does_not_have_is_not_asked_again_at_once(
 
 async def test_one_address_causes_a_bounded_number_of_misses(layout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each costs a request at central storage; what it has may still be asked for by others."""
-    monkeypatch.setattr(reads, "MISSES_BURST", 5)
-    monkeypatch.setattr(reads, "MISSES_PER_S", 0.001)
+    monkeypatch.setattr(joined_reads, "MISSES_BURST", 5)
+    monkeypatch.setattr(joined_reads, "MISSES_PER_S", 0.001)
     origin = Counted(opened(layout))
     content = Content(origin)  # type: ignore[arg-type]
 
     async def ask(address: str, number: int) -> type[BaseException] | None:
-        reads.ASKER.set(address)
+        joined_reads.ASKER.set(address)
         try:
             await content.read(digest_of(b"%d" % number))
         except (NotFound, Unavailable) as error:

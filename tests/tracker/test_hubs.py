@@ -17,7 +17,7 @@ from hub_rig import Hub, running_hub
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable
 from p2pdist.model.hub import HubListing, decode_listing, hub_name, parse_hub
-from p2pdist.model.vouched import vouched_layout
+from p2pdist.model.vouched_list import vouched_layout
 from tracker.state.documents import Documents
 from tracker.upstreams.hubs import Hubs
 

@@ -12,8 +12,8 @@ from p2pdist.model.errors import Refused, UsageError
 from p2pdist.model.image import parse_image
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.policy import NO_POLICY, PackagePolicy, decode_policy, encode_policy
-from tracker.core.policy.parse import MISTAKES_MAX, Mistake
 from tracker.core.policy.rules import Zones
+from tracker.core.policy.section import MISTAKES_MAX, Mistake
 from tracker.core.policy.table import PolicyTable, names_of, parse_pattern, read_table
 
 EXAMPLE = """

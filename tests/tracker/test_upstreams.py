@@ -26,8 +26,8 @@ from p2pdist.model.image_manifest import INDEX_TYPE
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.platform import parse_platform
 from p2pdist.model.upstream import UpstreamSettings, parse_upstream, upstream_of
-from p2pdist.model.vouched import vouched_layout
-from tracker import reads as reading
+from p2pdist.model.vouched_list import vouched_layout
+from tracker import joined_reads as reading
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.http.app import make_app

@@ -22,7 +22,7 @@ from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.client import IncomingStream
-from p2pdist.transfer.stream.connect import ConnectionPool
+from p2pdist.transfer.stream.connections import ConnectionPool
 from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.stream.frames import stream_length
 from p2pdist.transfer.stream.server import Block, read_stream_request, serve_stream

@@ -16,8 +16,9 @@ from stream_rig import Pieces, RawPeer, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.messages import STREAM_END
 from p2pdist.model.pieces import PieceSet
-from p2pdist.transfer.stream import client, connect
-from p2pdist.transfer.stream.connect import ConnectionPool
+from p2pdist.transfer.stream import client
+from p2pdist.transfer.stream import connections as stream_connections
+from p2pdist.transfer.stream.connections import ConnectionPool
 from p2pdist.transfer.stream.frames import stream_length
 from p2pdist.transfer.tls import Tls
 
@@ -190,16 +191,16 @@ def is_open(theirs: socket.socket) -> bool:
 
 
 def test_connections_wait_up_to_a_number_and_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "PER_PEER_MAX", 2)
-    monkeypatch.setattr(connect, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(stream_connections, "PER_PEER_MAX", 2)
+    monkeypatch.setattr(stream_connections, "CONNECTIONS_MAX", 3)
     made, ends = ConnectionPool(), pairs(5)
     for number, address in enumerate(("a:1", "a:1", "a:1", "b:1", "c:1")):
         made.give(address, ends[number][0])
     assert [is_open(theirs) for _, theirs in ends] == [True, True, False, True, False]
     assert made.take("a:1") is ends[1][0], "the one that was used last"
     assert made.expire(), "two still wait"
-    later = time.monotonic() + connect.IDLE_S
-    monkeypatch.setattr("p2pdist.transfer.stream.connect.time.monotonic", lambda: later)
+    later = time.monotonic() + stream_connections.IDLE_S
+    monkeypatch.setattr("p2pdist.transfer.stream.connections.time.monotonic", lambda: later)
     assert not made.expire()
     assert [is_open(theirs) for _, theirs in ends] == [False, True, False, False, False]
     made.give("d:1", ends[1][0])

@@ -17,7 +17,7 @@ import pytest
 from p2pdist.model.address import Vicinity, by_name
 from p2pdist.model.plan import Source
 from p2pdist.transfer.names import NAMES, Names, Resolver, Unresolved
-from p2pdist.transfer.stream.connect import Unreachable, connect
+from p2pdist.transfer.stream.connections import Unreachable, connect
 
 SILENT = """
 import socket, threading

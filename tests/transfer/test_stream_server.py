@@ -21,7 +21,7 @@ from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.transfer.stream import sendfile
-from p2pdist.transfer.stream.connect import ConnectionPool
+from p2pdist.transfer.stream.connections import ConnectionPool
 from p2pdist.transfer.stream.server import REQUEST_BYTES_MAX, UNSENT_BYTES, Block, serve_stream
 
 SIOCOUTQNSD = 0x894B

@@ -32,7 +32,7 @@ from p2pdist.model.sealed_package import SealedConfig, WrappedKey, decode_sealed
 from tracker.access.control import AccessControl
 from tracker.access.file import SealedDocument
 from tracker.content import Content
-from tracker.reads import JoinedReads, remember
+from tracker.joined_reads import JoinedReads, remember
 
 MANIFESTS_MAX = 10_000
 """Manifests of which it is remembered whether they are sealed, those that were asked for last."""

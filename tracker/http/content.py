@@ -23,8 +23,8 @@ from tracker.cluster.siblings import Known
 from tracker.content import Content
 from tracker.http.keys import SERVICE
 from tracker.http.trackers import announce
+from tracker.joined_reads import ASKER
 from tracker.policies import note_package
-from tracker.reads import ASKER
 
 
 class PolicyStatus(PackagePolicy, frozen=True, kw_only=True):

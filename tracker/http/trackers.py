@@ -17,7 +17,7 @@ from p2pdist.model.image import image_name
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.ownership import Ownership
 from p2pdist.model.preseed import decode_request
-from p2pdist.model.vouched import vouched_layout
+from p2pdist.model.vouched_list import vouched_layout
 from p2pdist.transfer.guard import identity_of, peer_of
 from p2pdist.transfer.openapi import JSON_TYPE, Answer, Query, Route
 from p2pdist.transfer.problems import PROBLEM_TYPE

@@ -44,9 +44,9 @@ from p2pdist.model.hub import (
 )
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.pieces import PieceLayout
-from p2pdist.model.vouched import vouched_layout
+from p2pdist.model.vouched_list import vouched_layout
 from p2pdist.origin.huggingface.hub import UpstreamHub
-from tracker.reads import DocumentCache, JoinedReads, remember
+from tracker.joined_reads import DocumentCache, JoinedReads, remember
 from tracker.state.documents import Documents
 from tracker.upstreams.pauses import Pause
 

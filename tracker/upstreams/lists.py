@@ -12,7 +12,7 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.image_lists import LIST_TYPE, Listed, decode_list, encode_list
 from p2pdist.model.image_manifest import ImageDocument, TagPage
 from p2pdist.model.manifest import Descriptor
-from tracker.reads import remember
+from tracker.joined_reads import remember
 from tracker.state.documents import Documents
 
 LISTS_MAX = 500

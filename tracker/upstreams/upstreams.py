@@ -42,10 +42,10 @@ from p2pdist.model.manifest import Descriptor
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.platform import Platform
 from p2pdist.model.upstream import Upstream, UpstreamSettings
-from p2pdist.model.vouched import vouched_layout
+from p2pdist.model.vouched_list import vouched_layout
 from p2pdist.origin.registry.authentication import PullToken
 from p2pdist.origin.registry.upstream import UpstreamRegistry, UpstreamRepository
-from tracker.reads import DocumentCache, JoinedReads, remember
+from tracker.joined_reads import DocumentCache, JoinedReads, remember
 from tracker.state.documents import Documents
 from tracker.upstreams.lists import LastLists, ListKind
 from tracker.upstreams.pauses import Pause

@@ -39,7 +39,7 @@ from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest
 from p2pdist.model.messages import PullRequest
 from p2pdist.model.tree import File
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees.missing import Missing
+from p2pdist.store.trees.missing_contents import Missing
 from p2pdist.transfer.connections import in_use
 from p2pdist.transfer.stream.ranges import RUN_BYTES, RangeOptions, serve_content
 from p2pdist.transfer.stream.sendfile import Connection

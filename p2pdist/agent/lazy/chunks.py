@@ -30,7 +30,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import Decoder, wrong_chunk
 from p2pdist.store.trees.damage import damaged, drop_wrong
-from p2pdist.store.trees.missing import Missing
+from p2pdist.store.trees.missing_contents import Missing
 
 Asked = Literal["reader", "ahead", "none"]
 

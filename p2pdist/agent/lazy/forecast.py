@@ -1,5 +1,6 @@
 """Where chunks of a package will come from, as far as that is certain before the pull has computed
-what is missing (store/trees/missing.py): of many files that takes as long as a program starts.
+what is missing (store/trees/missing_contents.py): of many files that takes as long as a program
+starts.
 
 A pack of which more than half is needed is pulled whole. Whatever of it is needed besides, its
 chunks can be fetched at once; chunks of other packs wait for the pull.
@@ -20,7 +21,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.manifest import PACK_TYPE, Manifest
 from p2pdist.model.tree import ChunkList
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees.missing import remoteness
+from p2pdist.store.trees.missing_contents import remoteness
 
 _RECORD = struct.Struct("<32sII")
 """A pack's record of a chunk (model/catalog.py): BLAKE3, length, stored length."""

@@ -59,7 +59,7 @@ from p2pdist.mount.sight import Identity
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, READ, WHOLE, Notice
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees.missing import Missing
+from p2pdist.store.trees.missing_contents import Missing
 
 VIEWS_MAX = 16
 ROOM_TIMES = 3

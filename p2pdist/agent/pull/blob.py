@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
 from p2pdist.agent.pull.origin import RangeSource
 from p2pdist.agent.pull.streams import BlobWriters, PullContext, PullStreams
-from p2pdist.agent.pull.vouched import VouchedPull
+from p2pdist.agent.pull.vouched_pull import VouchedPull
 from p2pdist.agent.tasks import Tasks
 from p2pdist.core.demand.reading_queue import SHORT_BYTES, Reading, ReadingQueue
 from p2pdist.core.download.download import Download
@@ -69,7 +69,7 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Plan, Source
 from p2pdist.model.selection import Selection
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.store.blobs.vouched import Listing, VouchedPieces
+from p2pdist.store.blobs.vouched_pieces import Listing, VouchedPieces
 from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
 

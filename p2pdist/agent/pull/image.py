@@ -16,7 +16,7 @@ from p2pdist.model.image import ImageName, ImageReference
 from p2pdist.model.image_manifest import Image
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.messages import Priority
-from p2pdist.model.vouched import vouched_layout
+from p2pdist.model.vouched_list import vouched_layout
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 

@@ -20,7 +20,7 @@ from p2pdist.model.errors import UNDECODABLE
 from p2pdist.model.messages import KNOWN_PIECES_BYTES_MAX, KnownPieces
 from p2pdist.model.plan import Source
 from p2pdist.model.request_id import passed_on
-from p2pdist.store.blobs.vouched import Listing, VouchedPieces
+from p2pdist.store.blobs.vouched_pieces import Listing, VouchedPieces
 from p2pdist.transfer.names import NAMES, Resolver
 
 ASK_S = 2.0

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from typing import Protocol
 
-from p2pdist.agent.pull.vouched import VouchedPull
+from p2pdist.agent.pull.vouched_pull import VouchedPull
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, Unsuitable

@@ -60,7 +60,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.placement import Copy
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.damage import damaged
-from p2pdist.store.trees.missing import Missing
+from p2pdist.store.trees.missing_contents import Missing
 
 logger = logging.getLogger(__name__)
 

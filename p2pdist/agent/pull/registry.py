@@ -55,13 +55,13 @@ from p2pdist.model.messages import (
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source
 from p2pdist.model.selection import Selection
-from p2pdist.model.vouched import vouched_layout
+from p2pdist.model.vouched_list import vouched_layout
 from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.store.blobs.vouched import Listing, VouchedPieces
+from p2pdist.store.blobs.vouched_pieces import Listing, VouchedPieces
 from p2pdist.store.store import BlobStore, drop_opened
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connect import IDLE_S, ConnectionPool
+from p2pdist.transfer.stream.connections import IDLE_S, ConnectionPool
 from p2pdist.transfer.tls import Tls
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.pull.origin import OriginReader, RangeSource, read_upstream
-from p2pdist.agent.pull.vouched import VouchedPull
+from p2pdist.agent.pull.vouched_pull import VouchedPull
 from p2pdist.agent.uplink import LEAD_MAX, Uplink
 from p2pdist.core.download.events import Awaiting, HeldBack, Quiet
 from p2pdist.core.fair_queue import TokenBucket
@@ -43,10 +43,10 @@ from p2pdist.model.plan import ORIGIN, Plan, Source
 from p2pdist.model.selection import Selection
 from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.store.blobs.vouched import HashWait, Listing, Unlisted, VouchedPieces
+from p2pdist.store.blobs.vouched_pieces import HashWait, Listing, Unlisted, VouchedPieces
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.client import IncomingStream
-from p2pdist.transfer.stream.connect import ConnectionPool
+from p2pdist.transfer.stream.connections import ConnectionPool
 from p2pdist.transfer.stream.events import Ended, Ending, Mailbox, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls
 

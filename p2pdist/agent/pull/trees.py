@@ -28,7 +28,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import failures
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import SelectedPack
-from p2pdist.store.trees.missing import Missing
+from p2pdist.store.trees.missing_contents import Missing
 
 COME_SHARE, COME_BYTES_MIN = 1 / 16, 8 << 20
 """Objects are made each time that this share of all packs has come, and at least so many bytes:

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.registry import Registry
-from p2pdist.agent.pull.vouched import listing_of, statements
+from p2pdist.agent.pull.vouched_pull import listing_of, statements
 from p2pdist.agent.tasks import Tasks
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused

@@ -39,7 +39,7 @@ class ReferenceName(click.types.StringParamType):
 
 def _available(ctx: click.Context) -> Iterator[str]:
     from p2pdist.agent.api.client import DEFAULT_SOCKET, LocalClient
-    from p2pdist.cli.connect import default_layout
+    from p2pdist.cli.services import default_layout
     from p2pdist.model.errors import P2PDistError
 
     yield from _tags(Path(ctx.params.get("layout") or default_layout()))

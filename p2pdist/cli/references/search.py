@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import BLOB_PREFIX
+from p2pdist.cli.services import BLOB_PREFIX
 from p2pdist.model.digest import is_digest
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError
 from p2pdist.model.image import SCHEME, is_image
@@ -114,7 +114,7 @@ async def _known(client: LocalClient, layout: Path, origin: str | None) -> tuple
     that were asked."""
     import asyncio
 
-    from p2pdist.cli.connect import opened_layout, opened_origin
+    from p2pdist.cli.services import opened_layout, opened_origin
 
     names: list[Named] = []
     places = [f"on this host, in {layout}"]
@@ -170,7 +170,7 @@ def names_here(client: LocalClient, layout: Path) -> list[str]:
     output.silence_event_loop()
 
     async def work() -> list[str]:
-        from p2pdist.cli.connect import opened_layout
+        from p2pdist.cli.services import opened_layout
 
         try:
             async with opened_layout(layout) as local:

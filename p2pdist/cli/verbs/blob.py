@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import encrypt_option, origin_option, required_origin, socket_option
+from p2pdist.cli.services import encrypt_option, origin_option, required_origin, socket_option
 from p2pdist.model.digest import Digest, hex_of, is_digest, parse_digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError, from_problem
 from p2pdist.model.messages import PullRequest, PullStatus

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import asks_origin_first, layout_option, opened_layout, opened_origin, origin_option
+from p2pdist.cli.services import asks_origin_first, layout_option, opened_layout, opened_origin, origin_option
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 

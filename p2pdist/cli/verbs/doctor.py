@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import socket_option, tracker_option
+from p2pdist.cli.services import socket_option, tracker_option
 from p2pdist.model.errors import P2PDistError, printable
 from p2pdist.model.url import tracker_urls
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import socket_option
+from p2pdist.cli.services import socket_option
 
 
 @click.command("du")

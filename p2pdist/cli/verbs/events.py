@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import tracker_client, tracker_option
+from p2pdist.cli.services import tracker_client, tracker_option
 from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem, unreached
 from p2pdist.model.history import KINDS, RECORDS_PER_PAGE_MAX, HistoryPage, HistoryRecord, parse_kinds, parse_since
 from p2pdist.model.url import tracker_urls

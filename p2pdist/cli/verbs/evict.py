@@ -7,7 +7,7 @@ import asyncio
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import hosts_options, tracker_client, tracker_option
+from p2pdist.cli.services import hosts_options, tracker_client, tracker_option
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable, UsageError
 from p2pdist.model.fleet import EVICTION_S_MAX, Eviction, EvictRequest
 from p2pdist.model.image import canonical_reference

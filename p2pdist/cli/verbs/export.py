@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import layout_option, opened_layout
 from p2pdist.cli.desk import layers_in
+from p2pdist.cli.services import layout_option, opened_layout
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError, remedy_of
 from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import elsewhere_options, opened_elsewhere, origin_option, socket_option
+from p2pdist.cli.services import elsewhere_options, opened_elsewhere, origin_option, socket_option
 from p2pdist.model.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import asyncio
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import tracker_client, tracker_named, tracker_option
+from p2pdist.cli.services import tracker_client, tracker_named, tracker_option
 from p2pdist.model.fleet import HostDetail, HostStatus
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import layout_option, opened_layout
+from p2pdist.cli.services import layout_option, opened_layout
 from p2pdist.cli.verbs.pack import content_options, format_option, parse_entrypoint, settings_options, show_packed
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.image import ImageReference, is_image, parse_image

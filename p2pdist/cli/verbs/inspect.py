@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import asks_origin_first, layout_option, opened_layout, opened_origin, origin_option
+from p2pdist.cli.services import asks_origin_first, layout_option, opened_layout, opened_origin, origin_option
 from p2pdist.model.errors import printable
 from p2pdist.model.manifest import MANIFEST_BYTES_MAX, Descriptor, decode_config, parse_reference
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import origin_option, required_origin
+from p2pdist.cli.services import origin_option, required_origin
 from p2pdist.cli.verbs.access import access_option
 from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.manifest import parse_reference

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import (
+from p2pdist.cli.services import (
     default_layout,
     elsewhere_options,
     opened_elsewhere,

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import socket_option
+from p2pdist.cli.services import socket_option
 from p2pdist.model.address import on_this_machine
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.image import MIRROR_PORT, image_name

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import (
+from p2pdist.cli.services import (
     HOW_HELP,
     check_seen,
     lazy_option,

@@ -15,7 +15,7 @@ import msgspec
 from click.core import ParameterSource
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import encrypt_option, layout_option, opened_layout, opened_origin, origin_option
+from p2pdist.cli.services import encrypt_option, layout_option, opened_layout, opened_origin, origin_option
 from p2pdist.model.errors import UNDECODABLE, UsageError
 from p2pdist.model.manifest import Descriptor, Reference, parse_reference
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import socket_option
+from p2pdist.cli.services import socket_option
 from p2pdist.model.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import asyncio
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import hosts_options, tracker_option
 from p2pdist.cli.options import parse_share
+from p2pdist.cli.services import hosts_options, tracker_option
 from p2pdist.model.errors import P2PDistError, Unavailable, UsageError
 from p2pdist.model.image import canonical_reference
 from p2pdist.model.preseed import PreseedRequest, PreseedSummary, Progress
@@ -118,7 +118,7 @@ def command(
 
 async def _ask(tracker: str, cancel: str | None) -> list[PreseedSummary] | Progress:
     """Cancel a preseed, or list them all."""
-    from p2pdist.cli.connect import tracker_client
+    from p2pdist.cli.services import tracker_client
 
     async with tracker_client(tracker) as client:
         return await client.cancel(cancel) if cancel is not None else await client.preseeds()
@@ -127,7 +127,7 @@ async def _ask(tracker: str, cancel: str | None) -> list[PreseedSummary] | Progr
 async def _order(tracker: str, order: PreseedRequest, share: float | None, *, quiet: bool) -> Progress:
     """Order the preseed. With a share, wait until this share of hosts is done, or the preseed has
     ended."""
-    from p2pdist.cli.connect import tracker_client
+    from p2pdist.cli.services import tracker_client
     from p2pdist.client.tracker import is_over
 
     async with tracker_client(tracker) as client:

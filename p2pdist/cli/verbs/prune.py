@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import socket_option
+from p2pdist.cli.services import socket_option
 from p2pdist.cli.verbs.gc import parse_age
 
 if TYPE_CHECKING:

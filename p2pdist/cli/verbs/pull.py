@@ -10,7 +10,7 @@ import click
 from click.globals import pop_context, push_context
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import add_hint, default_layout, follow_pull, origin_option, socket_option
+from p2pdist.cli.services import add_hint, default_layout, follow_pull, origin_option, socket_option
 from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.model.image import is_image
 from p2pdist.model.messages import Priority, PullStatus

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import encrypt_option, layout_option, opened_layout, origin_option, required_origin
+from p2pdist.cli.services import encrypt_option, layout_option, opened_layout, origin_option, required_origin
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Reference, parse_reference
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import hosts_options, tracker_option
+from p2pdist.cli.services import hosts_options, tracker_option
 from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.fleet import Assignment, Ranked
 from p2pdist.model.image import canonical_reference
@@ -92,7 +92,7 @@ def _show(ranked: Iterable[Ranked]) -> None:
 
 async def _nobody(tracker: str, selector: str | None) -> str:
     """Why there is no host to rank."""
-    from p2pdist.cli.connect import tracker_client
+    from p2pdist.cli.services import tracker_client
     from tracker.core.host import Host
     from tracker.core.preseeds.selectors import no_match, parse_selector
 
@@ -106,7 +106,7 @@ async def _nobody(tracker: str, selector: str | None) -> str:
 
 
 async def _ask(tracker: str, request: RankRequest) -> list[Ranked] | Assignment:
-    from p2pdist.cli.connect import tracker_client
+    from p2pdist.cli.services import tracker_client
 
     async with tracker_client(tracker) as client:
         return await (client.rank(request) if request.roles is None else client.assign(request))

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import tracker_option
+from p2pdist.cli.services import tracker_option
 from p2pdist.cli.verbs.events import read
 from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.model.history import Broadcast, HistoryRecord, short_name

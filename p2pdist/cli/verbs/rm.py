@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import elsewhere_options, opened_elsewhere, origin_option, socket_option
+from p2pdist.cli.services import elsewhere_options, opened_elsewhere, origin_option, socket_option
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import parse_reference
 

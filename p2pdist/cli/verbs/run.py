@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import (
+from p2pdist.cli.services import (
     HOW_HELP,
     check_seen,
     follow_pull,
@@ -31,8 +31,8 @@ from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus, Pul
 if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
     from p2pdist.cli.desk import Run
-    from p2pdist.mount.enter import Bind
     from p2pdist.mount.program import Program
+    from p2pdist.mount.program_root import Bind
 
 WORDS_SENT = 8
 """Of the command line the agent hears so many words: they name the program."""
@@ -156,7 +156,7 @@ def _checked(arguments: tuple[str, ...], writable: bool, how: str | None, root: 
 
 
 def _parsed(binds: tuple[str, ...], *, root: bool) -> tuple[Bind, ...]:
-    from p2pdist.mount.enter import BINDS_MAX, parse_bind
+    from p2pdist.mount.program_root import BINDS_MAX, parse_bind
 
     if not root or len(binds) > BINDS_MAX:
         raise UsageError(f"--bind is for --root, up to {BINDS_MAX} times", remedy="Give --root, too")

@@ -281,7 +281,7 @@ def _origin_sites(text: str, sites: int) -> frozenset[str]:
 
 def _check_vouched(scenario: Scenario) -> None:
     """Raises UsageError for what a vouched list cannot be of."""
-    from p2pdist.model.vouched import vouched_layout
+    from p2pdist.model.vouched_list import vouched_layout
 
     if scenario.piece_size != vouched_layout(scenario.size).piece_size:
         raise UsageError(

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import socket_option, tracker_client
+from p2pdist.cli.services import socket_option, tracker_client
 from p2pdist.cli.tracker_access import token_option
 from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.messages import LazyStatus, MountStatus

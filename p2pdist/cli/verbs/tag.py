@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import layout_option, opened_layout, opened_origin, origin_option
+from p2pdist.cli.services import layout_option, opened_layout, opened_origin, origin_option
 from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.manifest import parse_reference
 

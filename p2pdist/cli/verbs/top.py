@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import tracker_option
+from p2pdist.cli.services import tracker_option
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.url import tracker_urls
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import origin_option, required_origin
+from p2pdist.cli.services import origin_option, required_origin
 from p2pdist.model.digest import is_digest, parse_digest
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Reference, blob_reference, parse_reference

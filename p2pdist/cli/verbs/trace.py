@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import tracker_option
+from p2pdist.cli.services import tracker_option
 from p2pdist.model.errors import Corrupt, NotFound, UsageError, printable
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def read_trace_file(file: Path) -> Trace:
 
 
 async def _ask(tracker: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    from p2pdist.cli.connect import tracker_client
+    from p2pdist.cli.services import tracker_client
 
     async with tracker_client(tracker) as client:
         return await client.ask(method, path, body)
@@ -264,7 +264,7 @@ async def _listed(tracker: str, reference: str | None) -> list[dict[str, Any]]:
 async def _found(tracker: str, reference: str, entry: str | None) -> tuple[Trace, str]:
     """The trace of an entry point, of the only one where none is named. Raises NotFound,
     UsageError."""
-    from p2pdist.cli.connect import tracker_client
+    from p2pdist.cli.services import tracker_client
     from p2pdist.model.trace import check_entry, decode_trace
 
     if entry is None:

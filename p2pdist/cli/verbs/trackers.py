@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import tracker_client, tracker_named, tracker_option
+from p2pdist.cli.services import tracker_client, tracker_named, tracker_option
 
 
 @click.group("trackers", invoke_without_command=True)

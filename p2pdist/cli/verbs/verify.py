@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import socket_option
 from p2pdist.cli.options import parse_rate
+from p2pdist.cli.services import socket_option
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.messages import VerifyRequest
 

@@ -1,8 +1,8 @@
 """When a host compares a vouched blob as a whole with its digest, and what follows from that.
 
 Theory. Pieces of a vouched blob match a list that other hosts have stated, and only the SHA-256 of
-the whole tells whether that list is right (p2pdist/model/vouched.py). So a pull whose pieces are
-all stored is not complete yet:
+the whole tells whether that list is right (p2pdist/model/vouched_list.py). So a pull
+whose pieces are all stored is not complete yet:
 
     Open      -> Checking   all pieces are stored: CheckWhole
     Checking  -> Matches    the digest matches: Judge(True), and the pull is complete

@@ -24,7 +24,7 @@ from p2pdist.core.vouched.read_ahead import ReadAhead
 from p2pdist.core.vouched.whole import CheckWhole, Judge, ListChanged, VerifyPieces, WholeChecked
 from p2pdist.model.messages import LISTED_MAX, Basis, Judged, Listed, Recall, Reread, Vouched
 from p2pdist.model.pieces import HASH_SIZE
-from p2pdist.model.vouched import VouchedList
+from p2pdist.model.vouched_list import VouchedList
 from p2pdist.simulate.context import Context
 from p2pdist.simulate.network import Stream
 from p2pdist.simulate.origin import Blob

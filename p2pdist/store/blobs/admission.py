@@ -24,7 +24,7 @@ from p2pdist.model.pieces import (
     PieceSet,
     encoded_size,
 )
-from p2pdist.model.vouched import vouched_layout
+from p2pdist.model.vouched_list import vouched_layout
 from p2pdist.store.blobs.blob import Blob, content_digest
 from p2pdist.store.blobs.documents import Documents
 from p2pdist.store.blobs.files import BlobContext

@@ -30,7 +30,7 @@ from p2pdist.store.blobs.audit import sha256_of, wrong_pieces, wrong_pieces_in_t
 from p2pdist.store.blobs.files import BlobContext, BlobFiles
 from p2pdist.store.blobs.hashes import StoredHash
 from p2pdist.store.blobs.placement import Copy, place
-from p2pdist.store.blobs.vouched import HashWait, Unlisted, VouchedPieces
+from p2pdist.store.blobs.vouched_pieces import HashWait, Unlisted, VouchedPieces
 from p2pdist.store.disk import failure, failures, pwrite_all
 from p2pdist.store.index import Entry
 

@@ -28,7 +28,7 @@ from p2pdist.store.disk import failures
 from p2pdist.store.objects.btrfs import Verified
 from p2pdist.store.objects.files import Objects
 from p2pdist.store.trees.assembly import Assembly, Decoder, PackHere, Part, blame_pack, wrong_chunk
-from p2pdist.store.trees.missing import Missing
+from p2pdist.store.trees.missing_contents import Missing
 
 HELD_BYTES = 4 << 20
 """So much is held decompressed before it is written."""

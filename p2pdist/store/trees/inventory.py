@@ -34,7 +34,7 @@ from p2pdist.store.objects.files import Objects
 from p2pdist.store.trees.assembly import DamagedObject
 from p2pdist.store.trees.extraction import Extracted, Extraction
 from p2pdist.store.trees.images import Images
-from p2pdist.store.trees.missing import Backed, Missing, OpenPulls, back, plan, remoteness
+from p2pdist.store.trees.missing_contents import Backed, Missing, OpenPulls, back, plan, remoteness
 from p2pdist.store.trees.reader import TreeReader
 from p2pdist.store.trees.records import TreeRecords, shared_bytes
 from p2pdist.store.trees.variants import Variants

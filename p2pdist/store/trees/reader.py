@@ -47,7 +47,7 @@ from p2pdist.model.tree import (
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.trees.damage import read_again
 from p2pdist.store.trees.images import image_bytes_max
-from p2pdist.store.trees.missing import Contents, Tree, contents_of, tree_of
+from p2pdist.store.trees.missing_contents import Contents, Tree, contents_of, tree_of
 
 ROOT_BYTES_MAX = 64 << 20
 """Of a root as it is stored; more is not read."""

@@ -27,7 +27,7 @@ from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import Source
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connect import ConnectionPool, Unreachable, connect, secure, why
+from p2pdist.transfer.stream.connections import ConnectionPool, Unreachable, connect, secure, why
 from p2pdist.transfer.stream.events import Ended, StreamEvent
 from p2pdist.transfer.stream.loop_receiver import PIECE_MAX, Inbox, LoopReceiver, Share
 from p2pdist.transfer.stream.protocol import StripeStream

@@ -30,7 +30,7 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.model.request_id import passed_on
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connect import ConnectionPool, bytes_received
+from p2pdist.transfer.stream.connections import ConnectionPool, bytes_received
 from p2pdist.transfer.stream.events import Ended, PieceReceived, StreamClosed, StreamEvent, refusal
 from p2pdist.transfer.stream.frames import (
     STREAM_PATH,

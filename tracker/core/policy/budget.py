@@ -22,8 +22,8 @@ from typing import Any, Literal, Self, cast, get_args
 from p2pdist.model.messages import Priority
 from p2pdist.model.policy import RATE_BYTES_S_MAX
 from p2pdist.model.units import parse_rate, parse_size
-from tracker.core.policy.parse import SHOWN_MAX, Mistake, Section, quoted
 from tracker.core.policy.rules import Rule
+from tracker.core.policy.section import SHOWN_MAX, Mistake, Section, quoted
 
 SITES_MAX = 64
 """Sites with a budget; metrics have a series for each."""

@@ -12,7 +12,7 @@ from p2pdist.model.errors import Refused
 from p2pdist.model.messages import Priority
 from p2pdist.model.policy import RATE_BYTES_S_MAX, SECONDS_MAX, Keeping, PackagePolicy, Transport
 from p2pdist.model.units import parse_duration, parse_rate
-from tracker.core.policy.parse import Section
+from tracker.core.policy.section import Section
 
 
 class Rule(Protocol):

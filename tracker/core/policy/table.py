@@ -35,8 +35,8 @@ from p2pdist.model.image import parse_image
 from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.model.policy import PATTERN_CHARACTERS_MAX, PackagePolicy
 from tracker.core.policy.budget import SITES_MAX, Budget, SiteBudget, read_sites
-from tracker.core.policy.parse import SHOWN_MAX, Mistake, Section
 from tracker.core.policy.rules import Cache, Lazy, PriorityRule, Rates, Readers, Rule, Sites, TransportRule, Zones
+from tracker.core.policy.section import SHOWN_MAX, Mistake, Section
 from tracker.core.policy.warm import Warm
 
 _PATTERN = re.compile(r"[A-Za-z0-9._/:@*?\[\]!-]+\Z")

@@ -26,8 +26,8 @@ from p2pdist.model.errors import P2PDistError
 from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.model.preseed import COUNT_MAX, PreseedRequest
 from p2pdist.model.units import parse_duration
-from tracker.core.policy.parse import Section
 from tracker.core.policy.rules import Rule
+from tracker.core.policy.section import Section
 from tracker.core.preseeds.selectors import parse_selector
 
 PREFIX = "warm-"

@@ -41,7 +41,7 @@ from itertools import islice
 from typing import Literal
 
 from p2pdist.model.pieces import PieceLayout, PieceList
-from p2pdist.model.vouched import VouchedList
+from p2pdist.model.vouched_list import VouchedList
 
 ROUNDS_MAX = 4
 """Rounds after the first that may be begun because the one before did not hold."""

@@ -1,4 +1,4 @@
-"""Vouching: the tracker's part in vouched piece lists (p2pdist/model/vouched.py).
+"""Vouching: the tracker's part in vouched piece lists (p2pdist/model/vouched_list.py).
 
 Theory. The hosts that hold the lease of a stripe, or held it, state the hashes of its pieces, and
 statements.py keeps which host stated what. Every host that follows the list, since it has
@@ -32,7 +32,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, Unavailable, UsageError
 from p2pdist.model.messages import Holding, Judged, Recall, Reject, Reread, Vouched
 from p2pdist.model.pieces import HASH_SIZE
-from p2pdist.model.vouched import vouched_layout
+from p2pdist.model.vouched_list import vouched_layout
 from tracker.core.events import Command, ListFound, ListMatched, ListWanted, Send, WrongHashes
 from tracker.core.host import Host
 from tracker.core.planning.schedule import Schedule

@@ -33,7 +33,7 @@ from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.cluster.siblings import Known
 from tracker.http.keys import SERVICE
 from tracker.http.trackers import announce
-from tracker.reads import ASKER
+from tracker.joined_reads import ASKER
 from tracker.upstreams.hubs import BYTES_TYPE, Hubs
 
 STALE_CHARACTERS_MAX = 8192

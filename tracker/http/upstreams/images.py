@@ -25,8 +25,8 @@ from tracker.cluster.siblings import Known
 from tracker.http.content import PLACE_QUERY
 from tracker.http.keys import SERVICE
 from tracker.http.trackers import announce
+from tracker.joined_reads import ASKER
 from tracker.policies import note_image
-from tracker.reads import ASKER
 from tracker.upstreams.upstreams import Upstreams
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import (
+from p2pdist.cli.services import (
     encrypt_option,
     layout_option,
     opened_layout,

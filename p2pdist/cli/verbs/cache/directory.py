@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2pdist.cli.connect import follow_pull, pulled_name
+from p2pdist.cli.services import follow_pull, pulled_name
 from p2pdist.cli.verbs.cache.key import VARIABLES, CacheKey
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, TooLarge, UsageError
 from p2pdist.model.messages import MountRequest

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import socket_option, tracker_client, tracker_option
 from p2pdist.cli.options import Seconds
+from p2pdist.cli.services import socket_option, tracker_client, tracker_option
 from p2pdist.cli.verbs.slurm.job import RECORD, JobRecord, job_of, read_record
 from p2pdist.cli.verbs.slurm.node import (
     TRACKER_S_MAX,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import tracker_client, tracker_option
+from p2pdist.cli.services import tracker_client, tracker_option
 from p2pdist.cli.verbs.slurm import controller
 from p2pdist.model.errors import Conflict, UsageError
 from p2pdist.model.manifest import parse_reference

@@ -29,8 +29,8 @@ import click
 import msgspec
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import follow_pull, pulled_name, socket_option, tracker_client, tracker_option
 from p2pdist.cli.options import Seconds
+from p2pdist.cli.services import follow_pull, pulled_name, socket_option, tracker_client, tracker_option
 from p2pdist.cli.verbs.slurm import controller
 from p2pdist.cli.verbs.slurm.job import Job, JobRecord, job_of, packages_of, places_of, write_record
 from p2pdist.cli.verbs.slurm.node import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import socket_option, tracker_option
+from p2pdist.cli.services import socket_option, tracker_option
 from p2pdist.cli.verbs.slurm import controller
 from p2pdist.cli.verbs.slurm.epilog import undo
 from p2pdist.cli.verbs.slurm.job import OWNER, JobRecord, is_job, read_record

@@ -1,5 +1,5 @@
-"""The vouched piece list of a partial blob (model/vouched.py), as the threads that store its pieces
-and the event loop that hears of the list share it.
+"""The vouched piece list of a partial blob (model/vouched_list.py), as the threads that store its
+pieces and the event loop that hears of the list share it.
 
 A piece that comes before its hash is listed keeps the thread that received it waiting, and with it
 the socket: its sender notices that as back pressure. A piece that does not match what the round
@@ -30,7 +30,7 @@ from blake3 import blake3
 
 from p2pdist.model.errors import Conflict, Unavailable, UsageError
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList, PieceSet
-from p2pdist.model.vouched import VouchedList
+from p2pdist.model.vouched_list import VouchedList
 from p2pdist.store.blobs.hashes import StoredHash
 from p2pdist.store.blobs.whole import WholeDigest
 

@@ -1,6 +1,6 @@
 """What a pull does beside any other where its blob has no piece list: it states what it reads from
 upstream, takes in the list that the tracker sends, sums the whole while pieces come, and reads all
-again as the arbiter of a round (model/vouched.py).
+again as the arbiter of a round (model/vouched_list.py).
 
 Statements leave a little later than they are made, so that what was read at one moment shares a
 message. Everything here is on the event loop but for reading, hashing and writing.
@@ -25,7 +25,7 @@ from p2pdist.model.messages import LISTED_MAX, Basis, Judged, Listed, Recall, Re
 from p2pdist.model.pieces import HASH_SIZE, PieceList
 from p2pdist.model.plan import Source
 from p2pdist.store.blobs.blob import Blob, Comparison, check_whole, store_vouched, unmark, vouch
-from p2pdist.store.blobs.vouched import Listing, VouchedPieces
+from p2pdist.store.blobs.vouched_pieces import Listing, VouchedPieces
 
 logger = logging.getLogger(__name__)
 
