@@ -3,12 +3,12 @@ manifests, configs, piece lists.
 
 Thousands of agents ask for the same few documents at the same moment. Reads of one thing are joined
 into one, and what the origin does not have is not asked again for a second
-(tracker/joined_reads.py). What a digest names is kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked again after
-TAG_FRESH_S. While the origin does not answer, the last known meaning of a tag is given, and a
-manifest that is here is not asked for: a reference by digest needs no origin then. With a state
-directory tags and layers are known after a restart, too. A bundle depends on the manifest alone, so
-it is encoded once, for all agents, and kept up to BUNDLES_BYTES_MAX; a torrent is checked once
-(p2pdist/model/torrent.py), and kept up to TORRENTS_BYTES_MAX.
+(tracker/joined_reads.py). What a digest names is kept, verified, up to CACHE_BYTES_MAX; what a tag
+names is asked again after TAG_FRESH_S. While the origin does not answer, the last known meaning of
+a tag is given, and a manifest that is here is not asked for: a reference by digest needs no origin
+then. With a state directory tags and layers are known after a restart, too. A bundle depends on the
+manifest alone, so it is encoded once, for all agents, and kept up to BUNDLES_BYTES_MAX; a torrent
+is checked once (p2pdist/model/torrent.py), and kept up to TORRENTS_BYTES_MAX.
 """
 
 from __future__ import annotations

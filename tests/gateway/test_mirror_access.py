@@ -89,7 +89,7 @@ async def fleet(
         stack.push_async_callback(site.origin.close)
         tracker = site.tracker
         tracker.public, tracker.local = (f"{registry}/open/*",), {"mirror": (f"{registry}/team/*",)}
-        tracker.roles, tracker.joined_reads = {"reader": ("metrics",)}, {"reader": (f"{registry}/other/*",)}
+        tracker.roles, tracker.reads = {"reader": ("metrics",)}, {"reader": (f"{registry}/other/*",)}
         await tracker.start()
         stack.push_async_callback(tracker.stop)
         running = await site.agent("h0")
