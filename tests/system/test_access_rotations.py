@@ -4,6 +4,7 @@ processes."""
 from __future__ import annotations
 
 import re
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_a_rotation_under_a_broadcast_breaks_no_stream(fleet: AccessSite) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("revoked", ["h0", "h1"])
 def test_nothing_goes_to_or_comes_from_a_host_that_was_revoked(fleet: AccessSite, revoked: str) -> None:
-    """Whichever end of a stream it is at."""
+    """Whichever end of a stream it is at. `pytest -s` shows how long that took."""
     digest = fleet.site.publish(SIZE)
     seed = fleet.agent("h0", upload_limit="200KB/s").start()
     seed.pull(blob=digest)
@@ -66,7 +67,9 @@ def test_nothing_goes_to_or_comes_from_a_host_that_was_revoked(fleet: AccessSite
     until(lambda: probe(seed, "p2pdist_agent_sent_bytes_total") > 0)
     code, _, errors = fleet.command("access", "revoke", "--access", str(fleet.file), f"host:{revoked}")
     assert code == 0, errors
+    revoked_at = time.monotonic()
     until(lambda: probe(seed, "p2pdist_agent_streams") == 0)
+    print(f"\n{revoked} was out {time.monotonic() - revoked_at:.1f} s after the command")
     if revoked == "h0":  # the child goes on at the origin
         assert pull.result(120).state == "done"
         assert fleet.site.origin_bytes(digest) > SIZE
