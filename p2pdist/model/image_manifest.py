@@ -35,6 +35,9 @@ BLOBS_MAX = 4096
 ENTRIES_MAX = 1024
 """Manifests of one index."""
 
+INDEX_DEPTH_MAX = 4
+"""So many indexes, one in the other, lead to an image at most."""
+
 SIZE_MAX = 1 << 50
 MEDIA_TYPE_CHARACTERS_MAX = 255
 EMPTY_INDEX = b'{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}'

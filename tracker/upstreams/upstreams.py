@@ -32,6 +32,7 @@ from p2pdist.model.digest import Digest, digest_of, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.image import ImageName, ImageReference
 from p2pdist.model.image_manifest import (
+    INDEX_DEPTH_MAX,
     ImageDocument,
     ImageIndex,
     ImageManifest,
@@ -76,7 +77,6 @@ DESCRIBED_S = 60.0
 """So long the core is taken to know how the blobs of a manifest are cut."""
 
 CONFIRMATIONS_AT_ONCE = 8
-INDEX_DEPTH_MAX = 4
 
 Value = TypeVar("Value")
 Ask = Callable[[UpstreamRepository], Awaitable[Value]]

@@ -28,6 +28,7 @@ from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.image import ImageName, ImageReference, is_tag
 from p2pdist.model.image_manifest import (
+    INDEX_DEPTH_MAX,
     Image,
     ImageDocument,
     ImageIndex,
@@ -59,7 +60,6 @@ CACHED_BYTES_MAX = 256 << 10
 """Documents up to this size that are kept in memory besides."""
 
 SIZES_MAX = 100_000
-INDEX_DEPTH_MAX = 4
 
 Value = TypeVar("Value")
 Note = Callable[[str], None]

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.image import SCHEME, ImageReference, is_tag, parse_image
-from p2pdist.model.image_manifest import ImageIndex, ImageManifest, decode_image
+from p2pdist.model.image_manifest import INDEX_DEPTH_MAX, ImageIndex, ImageManifest, decode_image
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.platform import Platform
 from p2pdist.store.index import ImageRecord
 from p2pdist.store.store import BlobStore
-
-INDEX_DEPTH_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)

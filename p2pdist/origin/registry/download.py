@@ -16,7 +16,7 @@ from aiohttp import ClientError
 from p2pdist.model.digest import Digest, hex_of
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable, UsageError, foreseen
 from p2pdist.model.image import ImageReference
-from p2pdist.model.image_manifest import ImageDocument, ImageManifest, decode_image
+from p2pdist.model.image_manifest import INDEX_DEPTH_MAX, ImageDocument, ImageManifest, decode_image
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.platform import Platform
 from p2pdist.origin.registry.upstream import UpstreamRepository
@@ -24,7 +24,6 @@ from p2pdist.origin.registry.upstream import UpstreamRepository
 BLOBS_AT_ONCE = 3
 READ_BYTES = 1 << 20
 TRIES_MAX = 5
-INDEX_DEPTH_MAX = 4
 
 Report = Callable[[str, int, int], None]
 

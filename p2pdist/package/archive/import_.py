@@ -37,6 +37,7 @@ import zstandard
 from p2pdist.files import NotRegular, open_regular
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, TooLarge, UsageError, remedy_of
+from p2pdist.model.image_manifest import INDEX_DEPTH_MAX
 from p2pdist.model.manifest import (
     LAYERS_MAX,
     MANIFEST_BYTES_MAX,
@@ -53,7 +54,6 @@ from p2pdist.package.image.squashfs import MTIME_MAX
 from p2pdist.package.source.scan import Scan
 
 CHUNK_BYTES = 1 << 20
-INDEX_DEPTH_MAX = 4
 PIPE_LOOK_S = 0.2
 """How often it is looked whether the reading of a pipe is to end."""
 
