@@ -65,6 +65,7 @@ waits in recv."""
 RECORD_MAX = (16 << 10) + 256
 """Most bytes that TLS takes from a connection for one record (RFC 8446, 5.2)."""
 
+_BROKEN = select.POLLERR | select.POLLHUP
 _DATA_AT = 64
 _HEAD_AT = _DATA_AT - FRAME.size
 
@@ -174,7 +175,8 @@ class FrameReader:
     def broken(self) -> bool:
         """Whether the connection has failed, or ended on both sides; bytes that came before may
         still be there."""
-        return any(events & (select.POLLERR | select.POLLHUP) for _, events in self._poll.poll(0))
+        ready = self._poll.poll(0)
+        return bool(ready and ready[0][1] & _BROKEN)
 
     def done(self) -> None:
         """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
@@ -305,7 +307,8 @@ class TlsFrameReader:
     def broken(self) -> bool:
         """Whether the connection has failed, or ended on both sides; bytes that came before may
         still be there."""
-        return any(events & (select.POLLERR | select.POLLHUP) for _, events in self._poll.poll(0))
+        ready = self._poll.poll(0)
+        return bool(ready and ready[0][1] & _BROKEN)
 
     def done(self) -> None:
         """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
