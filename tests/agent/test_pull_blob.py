@@ -14,7 +14,7 @@ import pytest
 from waits import until
 
 from p2pdist.agent.pull import streams
-from p2pdist.agent.pull.blob import BlobPull, DemandedBody
+from p2pdist.agent.pull.blob import TICK_S, BlobPull, DemandedBody, Looks
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.sources import Sources
 from p2pdist.model.address import Vicinity
@@ -165,3 +165,16 @@ async def test_a_client_that_waits_has_its_part_come_first(tmp_path: Path, monke
     pull.reject(Unavailable("the test ends"))
     with pytest.raises(Unavailable):
         await body.piece(31)
+
+
+def test_a_look_is_spared_where_each_stripe_gave_a_piece() -> None:
+    """But not for longer than TICK_S, and not where one stripe gave none."""
+    looks = Looks()
+    assert not looks.spared([0, 0], 5.0), "the first look"
+    looks.looked(5.0)
+    assert looks.next_s([3, 4], TICK_S / 2, 5.0) == TICK_S / 2
+    due = 5.0 + TICK_S / 2
+    assert looks.spared([4, 5], due)
+    assert not looks.spared([4, 4], due) and not looks.spared([3, 9], due)
+    assert looks.next_s([4, 5], TICK_S, due) == pytest.approx(TICK_S / 2), "until the look that comes in any case"
+    assert not looks.spared([5, 6], 5.0 + TICK_S)

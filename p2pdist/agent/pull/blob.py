@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -116,6 +117,31 @@ class PieceWaits:
             else:
                 waiter.set_exception(error)
                 waiter.exception()  # marks it as seen: the callers may have been cancelled
+
+
+class Looks:
+    """When a pull looks whether its stripes come: every TICK_S, and when one may stand still. That
+    is foreseen from the pieces that are here, so a look is spared where each stripe has given one
+    since: a look runs much code that nothing else does. Times are the loop's."""
+
+    def __init__(self) -> None:
+        self._latest = -math.inf
+        """When the pull looks in any case; written by `looked`."""
+        self._counts: tuple[int, ...] = ()
+        """Pieces of each stripe when the next look was foreseen; written by `next_s`."""
+
+    def looked(self, now: float) -> None:
+        """The pull looks now."""
+        self._latest = now + TICK_S
+
+    def spared(self, counts: Sequence[int], now: float) -> bool:
+        """Whether nothing can stand still now, where stripes have `counts` pieces."""
+        return now < self._latest and all(map(operator.gt, counts, self._counts))
+
+    def next_s(self, counts: Sequence[int], still_s: float, now: float) -> float:
+        """How long to wait until the next look, where a stripe may stand still in `still_s`."""
+        self._counts = tuple(counts)
+        return max(EARLY_LOOK_S, min(self._latest - now, still_s))
 
 
 class Receipts:
@@ -264,6 +290,7 @@ class BlobPull:
         self.waits, self._unreported, self.turns = PieceWaits(), Unreported(), ReadingQueue()
         self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
+        self._looks = Looks()
         self._outcome: tuple[P2PDistError | None] | None = None
         self._lookups = Tasks(logger, f"{blob.digest} finds no swarm")
         # A selection has no torrent of its own, an empty blob needs none, and of what comes from an
@@ -439,8 +466,7 @@ class BlobPull:
         self._submit(Tick())
         self._context.ask_ticket(self.blob.digest, self.holding)
         if not self._download.finished:
-            due_s = max(EARLY_LOOK_S, min(TICK_S, self._download.due_s(self._loop.time())))
-            self._ticker = self._loop.call_later(due_s, self._tick)
+            _look_later(self, looked=True)
 
     def _end(self, error: P2PDistError | None) -> None:
         """The core has ended; so does the pull, once a swarm that still writes has let go of the
@@ -544,6 +570,22 @@ def _has_turn(pull: BlobPull, reading: Reading, piece: int | None) -> bool:
     if piece is not None:
         pull.turns.reads(reading, piece, now=now)
     return pull.turns.has(reading, now=now) or (piece is not None and pull.turns.late(reading, now=now))
+
+
+def _look_later(pull: BlobPull, *, looked: bool) -> None:
+    """Look at a pull's stripes when that is due; `looked`: the pull has done so now."""
+    now, download, looks = pull._loop.time(), pull._download, pull._looks
+    if looked:
+        looks.looked(now)
+    wait_s = looks.next_s(download.counts, download.due_s(now), now)
+    pull._ticker = pull._loop.call_later(wait_s, _look_if_needed, pull)
+
+
+def _look_if_needed(pull: BlobPull) -> None:
+    if pull._looks.spared(pull._download.counts, pull._loop.time()):
+        _look_later(pull, looked=False)
+    else:
+        pull._tick()
 
 
 def _look(pull: BlobPull, until: float) -> None:

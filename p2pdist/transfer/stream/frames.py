@@ -14,9 +14,10 @@ mark is lowered (tcp_set_rcvlowat in net/ipv4/tcp.c), and unlike SO_RCVBUF that 
 adjusting. So the first mark is ROOM times what will be waited for.
 
 A fast sender should not wait until the thread has woken up and made room. So when frames come
-faster than FAST_BYTES_S, what is there is taken at once and recv waits for the rest of the frame,
-until a frame comes slower than SLOW_BYTES_S: each wait in poll lets another thread have the
-interpreter, and where several streams share it, one that waited once would be late ever after.
+faster than FAST_BYTES_S, what is there is taken at once and recv waits for the rest of the frame.
+A single frame says little of the rate: one that lay in the kernel while the thread was late comes
+at memory speed over any link, and where several streams share the interpreter one frame is late for
+that. So the rate is that of RATE_BYTES, which hold several bursts of a shaped link.
 
 Invariants: a reader never waits for bytes that may not come, and never takes a byte beyond the
 frame.
@@ -57,21 +58,35 @@ STEP_BYTES = 256 << 10
 ROOM = 4
 """The first mark of a connection is this many times the bytes that will be waited for."""
 
-FAST_BYTES_S, SLOW_BYTES_S = 100e6, 25e6
-"""From the first rate on a reader takes what is there and waits in recv, until a frame comes slower
-than the second."""
+FAST_BYTES_S, RATE_BYTES = 100e6, 1 << 20
+"""From the first rate on, measured over so many bytes at least, a reader takes what is there and
+waits in recv."""
 
 RECORD_MAX = (16 << 10) + 256
 """Most bytes that TLS takes from a connection for one record (RFC 8446, 5.2)."""
 
+_BROKEN = select.POLLERR | select.POLLHUP
 _DATA_AT = 64
 _HEAD_AT = _DATA_AT - FRAME.size
 
 
-def comes_fast(count: int, took_s: float, before: bool) -> bool:
-    """Whether frames come fast, now that `count` bytes took `took_s`; `before`: whether they did
-    so far."""
-    return count > (SLOW_BYTES_S if before else FAST_BYTES_S) * took_s
+class Rate:
+    """Whether frames come fast. Times are in seconds; `now` may start anywhere and only grows."""
+
+    def __init__(self, now: float) -> None:
+        self.fast = False
+        """Whether the last RATE_BYTES came at FAST_BYTES_S; written by `count`."""
+        self._since = now
+        self._bytes = 0
+        """Bytes that came since."""
+
+    def count(self, length: int, now: float) -> bool:
+        """Count a frame of `length` bytes that is done with; returns `fast`."""
+        self._bytes += length
+        if self._bytes >= RATE_BYTES:
+            self.fast = self._bytes > FAST_BYTES_S * (now - self._since)
+            self._since, self._bytes = now, 0
+        return self.fast
 
 
 class CutShort(Exception):
@@ -94,10 +109,7 @@ class FrameReader:
         """Bytes of the current frame in the buffer; written by `_take` and `done`."""
         self._mark = 1
         """SO_RCVLOWAT in bytes; written by `_set_mark`."""
-        self._fast = False
-        """Whether frames come fast (comes_fast); written by `done`."""
-        self._since = time.monotonic()
-        """When the last frame was done with."""
+        self._rate = Rate(time.monotonic())
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._set_mark(ROOM * min(FRAME.size + data_max, STEP_BYTES))
@@ -106,10 +118,10 @@ class FrameReader:
         """Wait for the next frame, which has at least `shortest` bytes of data: its piece and
         length. Raises CutShort and OSError, and TimeoutError when nothing comes for `timeout_s`."""
         end = min(FRAME.size + shortest, STEP_BYTES)
-        waits = not self._fast
+        waits = not self._rate.fast
         while self._taken < FRAME.size:
             if waits:
-                self._wait(1 if self._fast else end - self._taken, timeout_s)
+                self._wait(1 if self._rate.fast else end - self._taken, timeout_s)
             with self._lock:
                 self._take(end, socket.MSG_DONTWAIT)
             waits = True
@@ -120,7 +132,7 @@ class FrameReader:
         """The data of that frame, valid until `done`. Raises CutShort and OSError."""
         end = FRAME.size + length
         while self._taken < end:
-            if self._fast:
+            if self._rate.fast:
                 self._take(end, socket.MSG_WAITALL)
             else:
                 step = min(end, self._taken + STEP_BYTES)
@@ -163,15 +175,14 @@ class FrameReader:
     def broken(self) -> bool:
         """Whether the connection has failed, or ended on both sides; bytes that came before may
         still be there."""
-        return any(events & (select.POLLERR | select.POLLHUP) for _, events in self._poll.poll(0))
+        ready = self._poll.poll(0)
+        return bool(ready and ready[0][1] & _BROKEN)
 
     def done(self) -> None:
         """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
-        now = time.monotonic()
-        fast = comes_fast(self._taken, now - self._since, self._fast)
-        if fast and not self._fast:
+        if self._rate.count(self._taken, time.monotonic()):
             self._set_mark(1)
-        self._fast, self._since, self._taken = fast, now, 0
+        self._taken = 0
 
     def leave(self) -> None:
         """Bring the connection to the state in which the reader found it, for other uses."""
@@ -238,10 +249,7 @@ class TlsFrameReader:
         self._taken = 0
         self._mark = 1
         """SO_RCVLOWAT in bytes; written by `_set_mark`."""
-        self._fast = False
-        """Whether frames come fast (comes_fast); written by `done`."""
-        self._since = time.monotonic()
-        """When the last frame was done with."""
+        self._rate = Rate(time.monotonic())
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._there = 0
@@ -299,15 +307,14 @@ class TlsFrameReader:
     def broken(self) -> bool:
         """Whether the connection has failed, or ended on both sides; bytes that came before may
         still be there."""
-        return any(events & (select.POLLERR | select.POLLHUP) for _, events in self._poll.poll(0))
+        ready = self._poll.poll(0)
+        return bool(ready and ready[0][1] & _BROKEN)
 
     def done(self) -> None:
         """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
-        now = time.monotonic()
-        self._fast = comes_fast(self._taken, now - self._since, self._fast)
-        if self._fast:
+        if self._rate.count(self._taken, time.monotonic()):
             self._set_mark(1)
-        self._since, self._taken = now, 0
+        self._taken = 0
 
     def leave(self) -> None:
         """Bring the connection to the state in which the reader found it, for other uses."""
@@ -329,7 +336,7 @@ class TlsFrameReader:
     def _take(self, end: int) -> None:
         """Take one record's part of the frame's first `end` bytes, once much of them is there."""
         view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
-        waits = self._there <= 0 and not self._fast and self._connection.gettimeout() is None
+        waits = self._there <= 0 and not self._rate.fast and self._connection.gettimeout() is None
         if waits and not self._connection.pending():
             self._there = min(len(view), STEP_BYTES)
             self._set_mark(self._there)

@@ -165,6 +165,12 @@ class StripeStream:
         self._length = stream_length(layout, missing) if pool is not None else None
         self._reusable = False
         """Whether the peer keeps the connection open after the stream; written by `begin`."""
+        self._shared = request.rides or request.prefetch
+        """Whether other streams may bring pieces of this one, which it leaves out then."""
+        last = layout.count - 1
+        self._last = last if missing and missing[-1] == last else None
+        """The last piece of the blob, which may be shorter, while it is to come; written by
+        `store`."""
         self._header_fields = {**passed_on(), **fields}
         self._layout = layout
         self._write = write
@@ -277,19 +283,11 @@ class StripeStream:
 
     # -- frames
 
-    @property
-    def _shared(self) -> bool:
-        """Whether other streams may bring pieces of this one, which it leaves out then."""
-        return self.request.rides or self.request.prefetch
-
     def shortest(self) -> int:
         """Bytes of the shortest piece that may come next; 0 when the closing frame may."""
-        last = self._layout.count - 1
         if not self.missing_count or self._shared:
             return 0
-        if last % self.request.stripes == self.request.stripe and last not in self._have:
-            return self._layout.length(last)
-        return self._layout.piece_size
+        return self._layout.piece_size if self._last is None else self._layout.length(self._last)
 
     def check_frame(self, piece: int, length: int) -> None:
         """Check a frame's head before a byte of the piece is received: the piece was requested, has
@@ -323,6 +321,8 @@ class StripeStream:
         pause_s = self._pacer.received(self.request.priority, len(data)) if self._pacer is not None else 0.0
         self._have.add(piece)
         self.missing_count -= 1
+        if piece == self._last:
+            self._last = None
         with self._lock:
             assert self.frames is not None
             self.frames.done()
