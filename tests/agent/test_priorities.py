@@ -382,7 +382,7 @@ async def test_little_lies_unread_of_a_preseed_for_whose_pieces_readers_wait(sit
     preseeds, before = set(streams._open), asyncio.get_running_loop().time()
     assert not waited_for(started)
     wanted = [piece for piece in range(24, 32) if piece not in pull.blob.have]
-    assert max(map(room, map(streams._open.get, preseeds))) > limit
+    await until(lambda: max(map(room, map(streams._open.get, preseeds))) > limit)
     await asyncio.wait_for(pull.demand(wanted), 60)
     assert set(streams._open) >= preseeds, "they go on"
     assert pull.waits.demanded_at > before
