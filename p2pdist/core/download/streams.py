@@ -1,4 +1,10 @@
-"""The streams of a download: of stripes, of pieces that readers want, and hedges."""
+"""The streams of a download: of stripes, of pieces that readers want, and hedges.
+
+What a program of a lazy view reads goes before everything else in three steps: the agent demands
+its pieces of the pull (agent/pull/blob.py, `BlobPull.demand`); `Streams.demand` asks sources for
+them, here; and each sender sends what a reader waits for first (core/uplink.py, `ChildStream`).
+When a piece counts as late and is asked for twice says stillness.py.
+"""
 
 from __future__ import annotations
 

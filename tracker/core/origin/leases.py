@@ -3,7 +3,7 @@
 All swarms together hold at most `leases_max`, and starved hosts RESCUES_BEYOND more. Swarms that
 are only preseeded hold at most half of these, and at least one, so that a job's start always finds
 some. Swarms of packages whose policy limits readers (policy/rules.py) hold together no more than
-that.
+that. Which host gets a lease is the planner's to decide (planning/planner.py, `_may_read`).
 
 Where the rate is limited at which all hosts read the origin, each lease is an equal part of it.
 Holders are told when that changes; a new one may read before the others have heard of it, for the
