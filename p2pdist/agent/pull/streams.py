@@ -184,6 +184,7 @@ class Yields:
         """Whether it did at some moment since this was asked last."""
         self.look(priority)
         noted, self._noted = self._noted, False
+        self.look(priority)  # what begins now with a reader that waits
         return noted
 
 
