@@ -97,7 +97,9 @@ def test_no_message_names_too_many_blobs() -> None:
 
 
 def test_that_a_pull_yielded_is_not_lost_behind_a_later_report() -> None:
-    said = [Report((Advance(BLOBS[0], (count,), None, yields),)) for count, yields in ((1, False), (2, True), (3, False))]
+    said = [
+        Report((Advance(BLOBS[0], (count,), None, yields),)) for count, yields in ((1, False), (2, True), (3, False))
+    ]
     assert gathered(said) == [Report((Advance(BLOBS[0], (3,), None, True),))]
     assert gathered([said[0], said[2]]) == [said[2]]
 

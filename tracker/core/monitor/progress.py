@@ -38,11 +38,11 @@ WAN evenly: the last one may have a tenth of it when the others are done, and it
 segment or so in each round trip, while that of a new stream doubles. So it begins anew then.
 
 A receiver that yields (Advance.yields of p2pdist/model/messages.py) lags in its stripes because its
-host's readers come first, and what these wait for comes from stripes as they need it. So it is not
-called slow before LAG_S have passed since, and its parents have YIELDS_TIMES as long to show otherwise. A slow parent delays the
-readers as well, so it is found all the same; a silent one stops them, and is found as ever. Any
-agent may say that it yields: it gets no more by it than others have, its own children lose what it
-does not pass on, and it is believed for a limited time (Member.note_yields).
+host's readers come first, and pieces come from the stripes that these need. So its downlink is not
+called slow before LAG_S have passed since, few pieces are not plain, and its parents have
+YIELDS_TIMES as long to show that they are not slow. A silent parent is found as soon as ever. Any
+agent may say that it yields. It gets nothing by that: only what it receives is judged later, which
+its own children pay for, and it is believed for a limited time (Member.note_yields).
 
 Large pieces take longer than the time between two reports of a host that is probed: most of these
 show nothing, and one now and then a piece, as if several came in each second. So a rate of large
@@ -78,7 +78,8 @@ LAG_TURNS = 3.0
 must lag at least: in a healthy swarm one comes in nearly each."""
 
 YIELDS_TIMES = 2
-"""A child that yields must lag for so many times as long before its parent is taken for slow."""
+"""A child must lag for so many times as long, while it yields, before its parent is taken for
+slow."""
 
 IMPORT_S = 6.0
 """Streams over a long path take seconds until they have equal shares of it, and each change of the
@@ -223,12 +224,11 @@ def slow_host(swarm: Swarm, member: Member, *, turns: int = 1, now: float) -> tu
     lag for so many times as long. While it yields, and for LAG_S after, it is not slow itself."""
     if not any(member.lags):
         return None
-    patience = max(1, turns) * _yields_times(member, now)
     late = [
         stripe
         for stripe, lag in enumerate(member.lags)
         if lag is not None
-        and now - lag.since >= patience * _patience_s(swarm, member, stripe, now)
+        and _lagged_s(member, lag, now) >= max(1, turns) * _patience_s(swarm, member, stripe, now)
         and not imports(swarm, member, stripe)
     ]
     for stripe in late:
@@ -381,7 +381,7 @@ def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
         for stripe, lag in enumerate(member.lags)
         if lag is not None
         and member.parents[stripe]
-        and now - lag.since >= _yields_times(member, now) * _edge_patience_s(swarm, member, stripe)
+        and _lagged_s(member, lag, now) >= _edge_patience_s(swarm, member, stripe)
         and _rate(member, stripe, now) < EDGE_SHARE * _usual_rate(swarm, member, stripe)
     ]
 
@@ -408,9 +408,9 @@ def slow_alone(swarm: Swarm, member: Member, *, now: float) -> list[int]:
     ]
 
 
-def _yields_times(member: Member, now: float) -> int:
-    """For how many times as long a host must lag before anything is held against its parents."""
-    return YIELDS_TIMES if now - member.yielded_at < LAG_S else 1
+def _lagged_s(member: Member, lag: Lag, now: float) -> float:
+    """How long a host has lagged, for its parents: while it yielded, time counts for less."""
+    return now - lag.since - max(0.0, member.yielded_at - lag.since) * (1 - 1 / YIELDS_TIMES)
 
 
 def _edge_patience_s(swarm: Swarm, member: Member, stripe: int) -> float:
@@ -464,8 +464,8 @@ def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
     nothing else is in doubt but the downlink of a host that lost its children some time ago."""
     trickles = 0 < _rate(member, stripe, now) < TRICKLE_SHARE * _usual_rate(swarm, member, stripe)
     # A new parent's first piece comes after the one that is under way from the old, which may have
-    # been slow.
-    trickles = trickles and now - member.attached_at[stripe] >= LAG_S
+    # been slow. Of a host that yields, readers have the link.
+    trickles = trickles and now - max(member.attached_at[stripe], member.yielded_at) >= LAG_S
     if trickles and _waiting(swarm, member, stripe) >= PLAIN_PIECES:
         return max(PLAIN_S, _turns_s(swarm))
     return max(LAG_S / 2 if trickles or not member.slots else LAG_S, _turns_s(swarm))
