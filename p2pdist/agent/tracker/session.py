@@ -160,9 +160,8 @@ class _Batch:
                     self.end()
                 for advance in blobs:
                     before = self._advances.get(advance.blob)
-                    if before is not None and before.yields:
-                        advance = msgspec.structs.replace(advance, yields=True)
-                    self._advances[advance.blob] = advance
+                    yields = before is not None and before.yields
+                    self._advances[advance.blob] = msgspec.structs.replace(advance, yields=True) if yields else advance
                 self._reports.append(message)
             case _:
                 self.end()
