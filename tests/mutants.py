@@ -188,6 +188,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/tracker/test_progress.py",),
     ),
     Mutant(
+        "never find a slow parent of children that yield",
+        "tracker/core/monitor/progress.py",
+        "    return now - lag.since - max(0.0, member.yielded_at - lag.since) * (1 - 1 / YIELDS_TIMES)",
+        "    return now - max(lag.since, member.yielded_at)",
+        ("tests/tracker/test_progress.py",),
+    ),
+    Mutant(
         "believe for ever that a host yields",
         "tracker/core/member.py",
         "        if self.yielded_s < YIELDS_MAX_S:\n",

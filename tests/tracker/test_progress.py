@@ -336,25 +336,31 @@ def test_a_receiver_that_yields_is_not_called_slow() -> None:
     assert child.slow_receiver
 
 
-@pytest.mark.parametrize("says", ["the children", "the parent"])
-def test_a_slow_parent_is_found_where_its_children_yield_within_twice_as_long(says: str) -> None:
-    """Where it says itself that it yields, as any agent may, that is no use to it."""
-    reports = []
-    for yields in (False, True):
-        site = Site(12)
-        site.go(2)
-        slow = site.inner()
-        below = site.hold_up(slow, 8)
-        site.yielding.update((below if says == "the children" else [slow]) if yields else ())
-        reports.append(0)
-        while site.member(slow).slots == 2 and reports[-1] < 20:
-            site.go(1)
-            reports[-1] += 1
-    without, where_it_yields = reports
-    if says == "the parent":
-        assert where_it_yields == without
-    else:
-        assert without < where_it_yields <= YIELDS_TIMES * without
+def reports_until_slow(speed: int, *, yields: str = "") -> int:
+    """How many reports it takes to find a slow uplink that gives `speed`, where the `children`, or
+    the `parent`, say that they yield."""
+    site = Site(12)
+    site.go(2)
+    slow = site.inner()
+    below = site.hold_up(slow, speed)
+    site.yielding.update({"children": below, "parent": [slow]}.get(yields, []))
+    for reports in range(1, 20):
+        site.go(1)
+        if site.member(slow).slots < 2:
+            return reports
+    raise AssertionError("the slow uplink was not found")
+
+
+def test_a_slow_parent_of_children_that_yield_is_found_within_twice_as_long() -> None:
+    """A trickle is no plain sign then, and takes as long as anything else."""
+    assert reports_until_slow(8) < reports_until_slow(8, yields="children") <= YIELDS_TIMES * reports_until_slow(8)
+    assert reports_until_slow(2, yields="children") <= YIELDS_TIMES * reports_until_slow(8)
+
+
+@pytest.mark.parametrize("speed", [2, 8])
+def test_a_slow_parent_that_says_that_it_yields_is_found_as_soon(speed: int) -> None:
+    """What an agent says of its own readers is no use to its uplink."""
+    assert reports_until_slow(speed, yields="parent") == reports_until_slow(speed)
 
 
 def test_a_silent_parent_is_found_as_soon_where_its_children_yield() -> None:
