@@ -222,6 +222,7 @@ class PullStreams:
         self._escalated = asyncio.Event()
         self._unread = UnreadLimit(blob)
         self.yields = Yields(self._demanded, lambda: context.pacer_of(blob.digest))
+        """Whether the pull holds back for readers, as reports say."""
 
     def open(
         self,

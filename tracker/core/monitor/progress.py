@@ -464,7 +464,7 @@ def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
     nothing else is in doubt but the downlink of a host that lost its children some time ago."""
     trickles = 0 < _rate(member, stripe, now) < TRICKLE_SHARE * _usual_rate(swarm, member, stripe)
     # A new parent's first piece comes after the one that is under way from the old, which may have
-    # been slow. Of a host that yields, readers have the link.
+    # been slow. While a host yields, few pieces say nothing of a link.
     trickles = trickles and now - max(member.attached_at[stripe], member.yielded_at) >= LAG_S
     if trickles and _waiting(swarm, member, stripe) >= PLAIN_PIECES:
         return max(PLAIN_S, _turns_s(swarm))
