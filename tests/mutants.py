@@ -176,9 +176,30 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "lose a report",
         "tracker/core/fleet.py",
-        "                self._counts.take(swarm, swarm.members[name], counts, advance.origin_bytes, judge=judge, now=now)\n",
+        "                self._counts.take(swarm, member, counts, advance.origin_bytes, judge=judge, now=now)\n",
         "                pass\n",
         ("tests/tracker/test_fleet.py",),
+    ),
+    Mutant(
+        "call a host slow for what its readers come before",
+        "tracker/core/monitor/progress.py",
+        "    since = max(member.relieved_at, member.yielded_at)",
+        "    since = member.relieved_at",
+        ("tests/tracker/test_progress.py",),
+    ),
+    Mutant(
+        "never find a slow parent of children that yield",
+        "tracker/core/monitor/progress.py",
+        "    return now - lag.since - max(0.0, member.yielded_at - lag.since) * (1 - 1 / YIELDS_TIMES)",
+        "    return now - max(lag.since, member.yielded_at)",
+        ("tests/tracker/test_progress.py",),
+    ),
+    Mutant(
+        "believe for ever that a host yields",
+        "tracker/core/member.py",
+        "        if self.yielded_s < YIELDS_MAX_S:\n",
+        "        if now > 0:\n",
+        ("tests/tracker/test_progress.py",),
     ),
     Mutant(
         "drop the last piece",

@@ -146,11 +146,14 @@ class EpochSeen(Message, frozen=True):
 
 class Advance(msgspec.Struct, frozen=True, array_like=True):
     """New piece counts per stripe of one blob. `origin_bytes` is what this pull has read of the
-    origin so far; None from agents that do not say so."""
+    origin so far; None from agents that do not say so. `yields`: the pull is a preseed, and held
+    back since the last report for what readers or starts at its host wait for. It is sent then
+    although the counts are the same."""
 
     blob: WireDigest
     counts: Counts
     origin_bytes: Count | None = None
+    yields: bool = False
 
 
 class Report(Message, frozen=True):

@@ -39,6 +39,10 @@ class Pacer:
         with self._lock:
             return self._downlink.received(priority, length, self._clock())
 
+    def holds_preseeds(self) -> bool:
+        """Whether preseeds pause now until starts have received their share."""
+        return self._held_s("preseed") > 0
+
     def _held_s(self, priority: Priority) -> float:
         with self._lock:
             return self._downlink.held_s(priority, self._clock())

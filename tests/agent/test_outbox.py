@@ -96,6 +96,14 @@ def test_no_message_names_too_many_blobs() -> None:
     assert [len(each.blobs) for each in reports if isinstance(each, Report)] == [BLOBS_PER_MESSAGE_MAX] * 2 + [1]
 
 
+def test_that_a_pull_yielded_is_not_lost_behind_a_later_report() -> None:
+    said = [
+        Report((Advance(BLOBS[0], (count,), None, yields),)) for count, yields in ((1, False), (2, True), (3, False))
+    ]
+    assert gathered(said) == [Report((Advance(BLOBS[0], (3,), None, True),))]
+    assert gathered([said[0], said[2]]) == [said[2]]
+
+
 def test_a_blob_joined_anew_is_joined_after_what_was_reported_of_it() -> None:
     """The report counts for the former membership: behind the join it would undo what that said."""
     said = [holding(BLOBS[0], 1), Report((Advance(BLOBS[0], (5,)),)), holding(BLOBS[0])]

@@ -16,6 +16,7 @@ from waits import until
 from p2pdist.agent.pull import streams
 from p2pdist.agent.pull.blob import TICK_S, BlobPull, DemandedBody, Looks
 from p2pdist.agent.uplink import Uplink
+from p2pdist.core.downlink import Downlink
 from p2pdist.core.sources import Sources
 from p2pdist.model.address import Vicinity
 from p2pdist.model.digest import Digest, digest_of
@@ -24,6 +25,7 @@ from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.store.store import BlobStore
+from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.client import IncomingStream
 from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
 
@@ -165,6 +167,46 @@ async def test_a_client_that_waits_has_its_part_come_first(tmp_path: Path, monke
     pull.reject(Unavailable("the test ends"))
     with pytest.raises(Unavailable):
         await body.piece(31)
+
+
+async def test_a_preseed_says_that_it_yields_while_a_reader_waits_or_a_start_receives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing came; a start yields to no reader."""
+    monkeypatch.setattr(Stream, "opened", [], raising=False)
+    monkeypatch.setattr(streams, "IncomingStream", Stream)
+    pieces = PieceList.of_stream(io.BytesIO(DATA), len(DATA))
+    clock = [0.0]
+    pacer = Pacer(Downlink(), clock=lambda: clock[0])
+    parents = [Source("h2", "h2:1"), Source("h3", "h3:1")]
+    for priority in ("preseed", "start"):
+        around: Any = Around()
+        around.pacer_of = lambda blob: pacer
+        store = BlobStore(tmp_path / priority)
+        pull = BlobPull(store.begin(digest_of(DATA), pieces), around, tracker_present=True, priority=priority)
+        pull.start()
+        pull.planned(Plan(pull.blob.digest, tuple(StripePlan(stripe, parents[stripe]) for stripe in (0, 1))))
+        assert pull.advance() is None
+        reading = asyncio.create_task(pull.demand([31]))
+        await until(lambda: any(stream.asked == (31,) for stream in Stream.opened))
+        for _ in range(2):
+            advance = pull.advance()
+            assert (advance is not None and advance.yields) == (priority == "preseed")
+        demanded = Stream.opened.pop()
+        demanded.give(31)
+        demanded.close()
+        await asyncio.wait_for(reading, 60)
+        advance = pull.advance()
+        assert advance is not None and advance.counts == (0, 1) and advance.yields == (priority == "preseed")
+        assert pull.advance() is None, "nothing holds it back any more"
+        pacer.received("start", PIECE)
+        pacer.received("preseed", PIECE)
+        assert (pull.advance() is not None) == (priority == "preseed")
+        clock[0] += 60.0
+        pull.advance()
+        assert pull.advance() is None
+        Stream.opened.clear()
+        pull.reject(Unavailable("the test ends"))
 
 
 def test_a_look_is_spared_where_each_stripe_gave_a_piece() -> None:

@@ -104,8 +104,27 @@ def test_the_form_is_as_documented() -> None:
     assert encode(Left(BLOB)) == b'{"type":"left","blob":"%s"}' % BLOB.encode()
     assert (
         encode(Report((Advance(BLOB, (1, 2)),)))
-        == b'{"type":"report","blobs":[["%s",[1,2],null]],"sent_bytes":0,"busy_s":0.0}' % BLOB.encode()
+        == b'{"type":"report","blobs":[["%s",[1,2],null,false]],"sent_bytes":0,"busy_s":0.0}' % BLOB.encode()
     )
+
+
+class FormerAdvance(msgspec.Struct, frozen=True, array_like=True):
+    """What trackers knew of before `yields`."""
+
+    blob: str
+    counts: tuple[int, ...]
+    origin_bytes: int | None = None
+
+
+def test_an_advance_of_another_release_is_understood() -> None:
+    """Earlier agents send fewer elements, later ones more; earlier trackers ignore the last one."""
+    for more, yields in (("", False), (",null", False), (",7", False), (",7,true", True), (",7,true,[1]", True)):
+        report = decode_from_agent(b'{"type":"report","blobs":[["%s",[1,2]%s]]}' % (BLOB.encode(), more.encode()))
+        assert isinstance(report, Report)
+        (advance,) = report.blobs
+        assert (advance.counts, advance.yields) == ((1, 2), yields)
+    sent = msgspec.json.encode(Advance(BLOB, (1, 2), 7, True))
+    assert msgspec.json.decode(sent, type=FormerAdvance) == FormerAdvance(BLOB, (1, 2), 7)
 
 
 @pytest.mark.parametrize("decode", [decode_from_agent, decode_from_tracker])

@@ -213,6 +213,13 @@ def test_slow_hosts_feed_no_host_and_failed_pairs_stay_apart() -> None:
     assert late.most() == 2
 
 
+def test_receivers_that_yield_stay_in_line() -> None:
+    late = Late(FOUR)
+    for name in FOUR:
+        late.member(name).note_yields(NOW)
+    assert late.settle() == 0
+
+
 def test_who_loses_its_slot_to_another_moves_on() -> None:
     """The children of a host that takes in another lack little and would gain nothing; but it has
     four slots."""

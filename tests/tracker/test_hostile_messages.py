@@ -48,7 +48,7 @@ HOLDING = st.builds(
     st.sampled_from(["start", "preseed"]),
     st.booleans(),
 )
-ADVANCE = st.builds(Advance, st.sampled_from(BLOBS), COUNTS)
+ADVANCE = st.builds(Advance, st.sampled_from(BLOBS), COUNTS, yields=st.booleans())
 REASONS = st.sampled_from(
     ["refused", "reset", "short", "stalled", "slow", "corrupt", "protocol", "missing", "busy", "unavailable"]
 )

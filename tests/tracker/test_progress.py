@@ -5,13 +5,21 @@ import pytest
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Pace, Report
 from p2pdist.model.pieces import PieceLayout
+from tracker.core import member as member_module
 from tracker.core.capacity import Capacities
 from tracker.core.events import Command, Drop, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.member import Lag, Member
 from tracker.core.monitor import probing
 from tracker.core.monitor.probing import PROBE_INTERVAL_S
-from tracker.core.monitor.progress import FAIR_REPORTS, OTHERS_MIN, little_beside, note_rates, slow_host
+from tracker.core.monitor.progress import (
+    FAIR_REPORTS,
+    OTHERS_MIN,
+    YIELDS_TIMES,
+    little_beside,
+    note_rates,
+    slow_host,
+)
 from tracker.core.planning.planner import Planner
 from tracker.core.rebalance.overload import spread_overload
 from tracker.core.rebalance.tail import hand_over
@@ -36,6 +44,7 @@ class Site:
         self.counts = {f"h{number}": [0, 0] for number in range(hosts)}
         self.speed: dict[tuple[str, int], int] = {}
         self.mute: set[str] = set()
+        self.yielding: set[str] = set()
         self.out: list[Command] = []
         for number, host in enumerate(self.counts):
             self.do(SessionOpened(number, Hello(PROTOCOL_VERSION, host, f"{host}:1")))
@@ -56,7 +65,9 @@ class Site:
                     before = tuple(counts)
                     for stripe in range(2):
                         counts[stripe] = min(PIECES // 2, counts[stripe] + self.speed.get((host, stripe), speed))
-                    advanced = (Advance(BLOB, tuple(counts)),) if tuple(counts) != before else ()  # as agents do
+                    yields = host in self.yielding
+                    news = yields or tuple(counts) != before  # as agents do
+                    advanced = (Advance(BLOB, tuple(counts), None, yields),) if news else ()
                     if self.other:
                         advanced += (Advance(OTHER, tuple(self.usual)),)
                     self.do(Received(number, Report(advanced)))
@@ -305,6 +316,82 @@ def test_a_host_whose_uplink_was_just_found_to_be_slow_has_time_to_show_its_down
         late.relieved_at = relieved_at
         judged = slow_host(swarm, late, now=1.6)
         assert (judged and judged[0]) == found
+
+
+def test_a_receiver_that_yields_is_not_called_slow() -> None:
+    """The program that runs on its host waits for other pieces than come next. Once it says so no
+    more, it is judged as others are."""
+    site = Site(12)
+    site.go(2)
+    child = next(each for each in site.swarm.members.values() if all(each.parents) and not each.load)
+    slots = {name: member.slots for name, member in site.swarm.members.items()}
+    parents = list(child.parents)
+    site.yielding.add(child.host)
+    site.speed[child.host, 0] = site.speed[child.host, 1] = 8
+    site.go(6)
+    assert not child.slow_receiver and child.parents == parents
+    assert {name: member.slots for name, member in site.swarm.members.items()} == slots
+    site.yielding.clear()
+    site.go(4)
+    assert child.slow_receiver
+
+
+def reports_until_slow(speed: int, *, yields: str = "") -> int:
+    """How many reports it takes to find a slow uplink that gives `speed`, where the `children`, or
+    the `parent`, say that they yield."""
+    site = Site(12)
+    site.go(2)
+    slow = site.inner()
+    below = site.hold_up(slow, speed)
+    site.yielding.update({"children": below, "parent": [slow]}.get(yields, []))
+    for reports in range(1, 20):
+        site.go(1)
+        if site.member(slow).slots < 2:
+            return reports
+    raise AssertionError("the slow uplink was not found")
+
+
+def test_a_slow_parent_of_children_that_yield_is_found_within_twice_as_long() -> None:
+    """A trickle is no plain sign then, and takes as long as anything else."""
+    assert reports_until_slow(8) < reports_until_slow(8, yields="children") <= YIELDS_TIMES * reports_until_slow(8)
+    assert reports_until_slow(2, yields="children") <= YIELDS_TIMES * reports_until_slow(8)
+
+
+@pytest.mark.parametrize("speed", [2, 8])
+def test_a_slow_parent_that_says_that_it_yields_is_found_as_soon(speed: int) -> None:
+    """What an agent says of its own readers is no use to its uplink."""
+    assert reports_until_slow(speed, yields="parent") == reports_until_slow(speed)
+
+
+def test_a_silent_parent_is_found_as_soon_where_its_children_yield() -> None:
+    for yields in (False, True):
+        site = Site(12)
+        site.go(4)
+        gone = site.inner()
+        site.mute.add(gone)
+        below = site.hold_up(gone, 0)
+        site.yielding.update(below if yields else ())
+        site.go(4)
+        assert not site.member(gone).present and not site.member(gone).load
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_what_an_agent_says_of_yielding_counts_for_a_limited_time(
+    always: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it says so now and then: it could be slow for ever, and those below it with it."""
+    monkeypatch.setattr(member_module, "YIELDS_MAX_S", 6 * INTERVAL_S)
+    site = Site(12)
+    site.go(2)
+    child = next(each for each in site.swarm.members.values() if all(each.parents) and not each.load)
+    site.speed[child.host, 0] = site.speed[child.host, 1] = 2
+    for report in range(12):
+        site.yielding = {child.host} if always or report % 2 == 0 else set()
+        assert not child.slow_receiver or report > 5
+        site.go(1)
+    site.yielding = {child.host}
+    site.go(4)
+    assert child.slow_receiver
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,19 @@ def test_hosts_with_slow_downlinks_stay_where_they_are() -> None:
     assert len({parents["a"], parents["b"]}) == 2, "one of the others has moved"
 
 
+def test_receivers_that_yield_stay_where_they_are() -> None:
+    """They lack much because programs on their hosts wait for other pieces."""
+    tail = Tail("a", "b", "c")
+    tail.swarm.members["b"].note_yields(1.0)
+    for number in range(3):
+        tail.whole(f"idle {number}")
+    while hand_over(tail.swarm):
+        pass
+    parents = tail.parents()
+    assert parents.pop("b") == "busy"
+    assert "busy" not in parents.values() or len(set(parents.values())) == 2
+
+
 def test_no_host_moves_for_a_few_pieces_or_to_a_host_that_is_as_busy() -> None:
     few = Tail("a", "b", "c", lack=PIECES_MIN - 1)
     few.whole("idle")

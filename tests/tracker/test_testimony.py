@@ -13,7 +13,7 @@ from p2pdist.model.pieces import PieceLayout
 from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN
 from tracker.core.monitor import testimony as module
-from tracker.core.monitor.progress import note_rates
+from tracker.core.monitor.progress import YIELDS_TIMES, note_rates
 from tracker.core.monitor.testimony import CHILDREN_MAX, PARENTS_MAX, STALLED_S, WINDOW_S
 from tracker.core.swarm import Swarm
 
@@ -113,6 +113,21 @@ def test_children_that_get_far_less_than_by_others_tell() -> None:
     stage = Stage()
     stage.go(12, stage.slow(0.4))
     assert set(stage.told) == {"s"} and stage.told["s"] == pytest.approx(0.05, abs=0.03)
+
+
+def test_children_that_yield_tell_as_well_and_take_twice_as_long() -> None:
+    """Less is expected of what comes while their readers come first."""
+    reports = []
+    for yields in (False, True):
+        stage = Stage()
+        stage.go(2)
+        reports.append(0)
+        while "s" not in stage.told and reports[-1] < 40:
+            for child in stage.children if yields else ():
+                stage.swarm.members[child].note_yields(stage.now + INTERVAL_S)
+            stage.go(1, stage.slow(0.4))
+            reports[-1] += 1
+    assert reports[0] < reports[1] <= YIELDS_TIMES * reports[0]
 
 
 def test_a_piece_now_and_then_hides_nothing() -> None:

@@ -335,8 +335,10 @@ class Fleet:
             swarm, counts = self.swarms.get(blob), advance.counts
             if swarm is not None and name in swarm.members:
                 swarm.check_counts(counts)
-                judge = self.handover.is_stable(swarm.blob, now=now)
-                self._counts.take(swarm, swarm.members[name], counts, advance.origin_bytes, judge=judge, now=now)
+                judge, member = self.handover.is_stable(swarm.blob, now=now), swarm.members[name]
+                if advance.yields:
+                    member.note_yields(now)
+                self._counts.take(swarm, member, counts, advance.origin_bytes, judge=judge, now=now)
         self.capacities.sample(name, report.sent_bytes, report.busy_s)
         if report.sent_bytes:
             host.note_sent(now)

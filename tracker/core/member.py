@@ -47,6 +47,10 @@ paths from them are cut."""
 TOLD_MAX = 8
 """Plans in which a host may complain of parents and alternates; it forgets earlier ones itself."""
 
+YIELDS_MAX_S = 120.0
+"""A host is a receiver that yields for so long in all, in one swarm: then it is judged as others
+are, whatever it says."""
+
 
 ROWS_MAX = 1024
 """Rows that members share, with an entry for each stripe: most members have one of few."""
@@ -239,6 +243,11 @@ class Member:
     """Until when it is not believed that it has its pieces; 0 where it is. `doubt`."""
     heard_at: float = 0.0
     """Time of its last report. `hear`."""
+    yielded_at: float = -inf
+    """Time of the last report that said that the host's preseed held back for its readers.
+    `note_yields`."""
+    yielded_s: float = 0.0
+    """For how many seconds reports have said so. `note_yields`."""
     hearsay: bool = False
     """Another host named it as its parent, and it has not spoken of the blob itself.
     `mark_hearsay`, `mark_present`."""
@@ -269,6 +278,11 @@ class Member:
     def present(self) -> bool:
         """Whether the host has said in its present session what it holds."""
         return self.absent_since is None
+
+    @property
+    def yields(self) -> bool:
+        """Whether the host is a receiver that yields, as its last report said."""
+        return self.yielded_at >= self.heard_at
 
     @property
     def serves(self) -> bool:
@@ -338,6 +352,13 @@ class Member:
         """The host got a piece of a stripe."""
         if self.complaints[stripe]:
             self.complaints = (*self.complaints[:stripe], 0, *self.complaints[stripe + 1 :])
+
+    def note_yields(self, now: float) -> None:
+        """A report says that the host's preseed held back since the last one: that is believed for
+        YIELDS_MAX_S in all. To be called before `hear`."""
+        self.yielded_s += max(0.0, now - max(self.heard_at, self.joined_at))
+        if self.yielded_s < YIELDS_MAX_S:
+            self.yielded_at = now
 
     def hear(self, now: float) -> None:
         """A report of the host came."""

@@ -338,12 +338,12 @@ class BlobPull:
         )
 
     def advance(self) -> Advance | None:
-        """Progress since the last report, None when there is none."""
-        counts = tuple(self._download.counts)
-        if counts == self._reported:
+        """Progress since the last report, None when there is none and the pull did not yield."""
+        counts, yielded = tuple(self._download.counts), self._streams.yields.take(self.priority)
+        if counts == self._reported and not yielded:
             return None
         self._reported = counts
-        return Advance(self.blob.digest, counts, self.receipts.by_source["origin"])
+        return Advance(self.blob.digest, counts, self.receipts.by_source["origin"], yielded)
 
     def trouble(self) -> str:
         """What the pull waits for, in words for the user; empty while pieces come."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
@@ -165,6 +165,29 @@ class UnreadLimit:
         self._stripes.pop(number, None)
 
 
+class Yields:
+    """Notes whether a preseed holds back for what readers of it, or starts at its host, wait for.
+    `demanded` has the pieces that streams bring for readers, by stream."""
+
+    def __init__(self, demanded: Mapping[int, tuple[int, ...]], pacer: Callable[[], Pacer]) -> None:
+        self._demanded, self._pacer = demanded, pacer
+        self._noted = False
+        """Whether it did since `take`."""
+
+    def look(self, priority: Priority) -> None:
+        """Look whether it does now; a start never does. Called at every tick, and when a reader
+        begins to wait."""
+        if priority == "preseed" and not self._noted:
+            self._noted = any(self._demanded.values()) or self._pacer().holds_preseeds()
+
+    def take(self, priority: Priority) -> bool:
+        """Whether it did at some moment since this was asked last."""
+        self.look(priority)
+        noted, self._noted = self._noted, False
+        self.look(priority)  # what begins now with a reader that waits
+        return noted
+
+
 class PullStreams:
     """The open streams of a pull. `selection`: the part of another blob at the origin that this
     blob is. `upstream`: the registry that is read in place of the origin. `vouched`: the blob has
@@ -198,6 +221,8 @@ class PullStreams:
         self._left: set[int] = set()  # streams that were ended because their source is revoked
         self._escalated = asyncio.Event()
         self._unread = UnreadLimit(blob)
+        self.yields = Yields(self._demanded, lambda: context.pacer_of(blob.digest))
+        """Whether the pull holds back for readers, as reports say."""
 
     def open(
         self,
@@ -213,6 +238,7 @@ class PullStreams:
         with `prefetch` is going to, or that are a `hedge`; StreamClosed follows in any case."""
         self._sources[number] = (source, stripe)
         self._demanded[number] = () if hedge else pieces
+        self.yields.look(self.priority)
         stream: IncomingStream | OriginReader
         if not source.is_origin and self._context.is_revoked(source.host):
             self._mail.post(StreamClosed(number, "refused", f"{source} is revoked", Refused(f"{source} is revoked")))
@@ -317,6 +343,7 @@ class PullStreams:
     def observed(self) -> list[HeldBack | Awaiting | Quiet]:
         """What there is to say of open streams: which ones this host holds back, of which a piece
         waits for its hash, and which sources have given nothing."""
+        self.yields.look(self.priority)
         open_streams = self._open.items()
         held = [number for number, each in open_streams if isinstance(each, IncomingStream) and each.held_back]
         return [*map(HeldBack, held), *map(Awaiting, self.awaiting()), *self.quiet()]

@@ -140,7 +140,8 @@ def gathered(messages: Iterable[FromAgent]) -> list[FromAgent]:
 
 class _Batch:
     """Joins holdings into one message, and the reports that follow into another. A holding states
-    all that earlier messages stated of its blob, and an advance all that earlier advances did."""
+    all that earlier messages stated of its blob, and an advance all that earlier advances did, but
+    that the pull yielded: it did if one of them says so."""
 
     def __init__(self) -> None:
         self.messages: list[FromAgent] = []
@@ -157,7 +158,10 @@ class _Batch:
             case Report(blobs):
                 if len(self._advances) + len(blobs) > BLOBS_PER_MESSAGE_MAX:
                     self.end()
-                self._advances.update((advance.blob, advance) for advance in blobs)
+                for advance in blobs:
+                    before = self._advances.get(advance.blob)
+                    yields = before is not None and before.yields
+                    self._advances[advance.blob] = msgspec.structs.replace(advance, yields=True) if yields else advance
                 self._reports.append(message)
             case _:
                 self.end()

@@ -37,6 +37,13 @@ the site, and where it alone gets little for IMPORT_S, the edge is at fault. Str
 WAN evenly: the last one may have a tenth of it when the others are done, and its window grows by a
 segment or so in each round trip, while that of a new stream doubles. So it begins anew then.
 
+A receiver that yields (Advance.yields of p2pdist/model/messages.py) lags in its stripes because its
+host's readers come first, and pieces come from the stripes that these need. So its downlink is not
+called slow before LAG_S have passed since, few pieces are not plain, and its parents have
+YIELDS_TIMES as long to show that they are not slow. A silent parent is found as soon as ever. Any
+agent may say that it yields. It gets nothing by that: only what it receives is judged later, which
+its own children pay for, and it is believed for a limited time (Member.note_yields).
+
 Large pieces take longer than the time between two reports of a host that is probed: most of these
 show nothing, and one now and then a piece, as if several came in each second. So a rate of large
 pieces is counted from the last one on. While none comes, the host's rate is no more than the one
@@ -69,6 +76,10 @@ EDGE_SHARE = 0.25
 LAG_TURNS = 3.0
 """Where pieces are large, for how many times as long as a piece of a stripe usually takes a host
 must lag at least: in a healthy swarm one comes in nearly each."""
+
+YIELDS_TIMES = 2
+"""A child must lag for so many times as long, while it yields, before its parent is taken for
+slow."""
 
 IMPORT_S = 6.0
 """Streams over a long path take seconds until they have equal shares of it, and each change of the
@@ -210,14 +221,14 @@ def slow_host(swarm: Swarm, member: Member, *, turns: int = 1, now: float) -> tu
     """The host that holds others up, as far as the report of this member shows: its name, the share
     of a typical link that it has, and whether its downlink is slow (else its uplink). None when
     there is none. The member receives in `turns` swarms, which have the links in turns, so each may
-    lag for so many times as long."""
+    lag for so many times as long. While it yields, and for LAG_S after, it is not slow itself."""
     if not any(member.lags):
         return None
     late = [
         stripe
         for stripe, lag in enumerate(member.lags)
         if lag is not None
-        and now - lag.since >= max(1, turns) * _patience_s(swarm, member, stripe, now)
+        and _lagged_s(member, lag, now) >= max(1, turns) * _patience_s(swarm, member, stripe, now)
         and not imports(swarm, member, stripe)
     ]
     for stripe in late:
@@ -234,7 +245,8 @@ def slow_host(swarm: Swarm, member: Member, *, turns: int = 1, now: float) -> tu
     if not late or member.slow_receiver or not _holds_itself_up(swarm, member, late):
         return None
     share = sum(_rate(member, stripe, now) for stripe in late) / max(swarm.typical_rate * swarm.stripes, 1e-9)
-    return (member.host, share, True) if now - member.relieved_at >= LAG_S else None
+    since = max(member.relieved_at, member.yielded_at)
+    return (member.host, share, True) if now - since >= LAG_S else None
 
 
 def share_over_all(swarms: Iterable[Swarm], host: str, *, downlink: bool) -> float:
@@ -369,7 +381,7 @@ def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
         for stripe, lag in enumerate(member.lags)
         if lag is not None
         and member.parents[stripe]
-        and now - lag.since >= _edge_patience_s(swarm, member, stripe)
+        and _lagged_s(member, lag, now) >= _edge_patience_s(swarm, member, stripe)
         and _rate(member, stripe, now) < EDGE_SHARE * _usual_rate(swarm, member, stripe)
     ]
 
@@ -382,7 +394,7 @@ def slow_alone(swarm: Swarm, member: Member, *, now: float) -> list[int]:
         return []
     whole = [stripe for stripe, total in enumerate(swarm.totals) if member.counts[stripe] == total]
     late = [stripe for stripe in _unfinished(swarm, member) if imports(swarm, member, stripe)]
-    if not whole or not late or member.had:
+    if not whole or not late or member.had or member.yields:
         return []
     ended_at, patience_s = max(member.moved_at[stripe] for stripe in whole), max(ALONE_S, _turns_s(swarm))
     rate = sum(member.counts) / max(now - member.joined_at, IMPORT_S / 2) / (swarm.stripes - len(whole))
@@ -394,6 +406,11 @@ def slow_alone(swarm: Swarm, member: Member, *, now: float) -> list[int]:
         and member.rates[stripe] < GOOD_SHARE * rate
         and swarm.totals[stripe] - member.counts[stripe] > ALONE_LEFT_S * rate
     ]
+
+
+def _lagged_s(member: Member, lag: Lag, now: float) -> float:
+    """How long a host has lagged, for its parents: while it yielded, time counts for less."""
+    return now - lag.since - max(0.0, member.yielded_at - lag.since) * (1 - 1 / YIELDS_TIMES)
 
 
 def _edge_patience_s(swarm: Swarm, member: Member, stripe: int) -> float:
@@ -447,8 +464,8 @@ def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
     nothing else is in doubt but the downlink of a host that lost its children some time ago."""
     trickles = 0 < _rate(member, stripe, now) < TRICKLE_SHARE * _usual_rate(swarm, member, stripe)
     # A new parent's first piece comes after the one that is under way from the old, which may have
-    # been slow.
-    trickles = trickles and now - member.attached_at[stripe] >= LAG_S
+    # been slow. While a host yields, few pieces say nothing of a link.
+    trickles = trickles and now - max(member.attached_at[stripe], member.yielded_at) >= LAG_S
     if trickles and _waiting(swarm, member, stripe) >= PLAIN_PIECES:
         return max(PLAIN_S, _turns_s(swarm))
     return max(LAG_S / 2 if trickles or not member.slots else LAG_S, _turns_s(swarm))

@@ -18,7 +18,8 @@ host. No upload slot is taken on such a word, it is for people: the children hav
 
 A sum loses weight by e in WINDOW_S, and ends when nothing was added for so long. What a host is
 expected to give a child is less where it has more children than upload slots. Not counted are
-imports over a WAN, what slow receivers get, and stretches in which a stream began.
+imports over a WAN, what slow receivers get, and stretches in which a stream began. Of a stretch in
+which the child yields, a part counts, as what is expected in it is less.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from tracker.core.monitor.progress import (
     REPORT_MIN_S,
     SLOW_SHARE,
     TRICKLE_SHARE,
+    YIELDS_TIMES,
     imports,
 )
 from tracker.core.swarm import Swarm
@@ -292,7 +294,7 @@ class Testimony:
         added: dict[str, None] = {}
         for stripe, parent, given in ran:
             if parent != FROM_ORIGIN and self._says_something(swarm, member, hosts, stripe, given, mark.at, now):
-                fair_s = seconds * _fair(swarm.members[parent])
+                fair_s = seconds * _fair(swarm.members[parent]) / (YIELDS_TIMES if member.yields else 1)
                 self._word(member.host, parent, now).add(swarm, given, fair_s, since=mark.at, now=now)
                 added[parent] = None
         for parent, word in self._words.get(member.host, {}).items():

@@ -15,7 +15,8 @@ it, and not before its own downlink has taken what it lacks of all stripes. So n
 all stripes are still to come: the downlink has no room. Reports are old, so what hosts got since is
 reckoned, too. Each host in turn, the one that lacks least and is highest first, takes the parent in
 its rack with which it is done soonest, or keeps its own if it gains little. A host changes its
-parent at most every STAY_S, so that reports show what the change did.
+parent at most every STAY_S, so that reports show what the change did. A receiver that yields stays
+where it is.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class _Left:
             if parent and lack < 1 and not member.slow_receiver:
                 self._ended[parent] = self._ended.get(parent, 0) + 1
             late = late or lack >= PIECES_MIN
-        if late and member.present and not member.slow_receiver:
+        if late and member.present and not (member.slow_receiver or member.yields):
             self.late.append(member)
 
     def missing(self, member: Member) -> list[float]:

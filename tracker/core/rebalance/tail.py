@@ -5,9 +5,9 @@ are busy with all their children. Once hosts have the whole of a stripe and few 
 serve, their uplinks are idle, wholly or in part. Near the end of a swarm the tracker moves late
 hosts to them, the one that lacks most first, if it gets a larger part of the uplink there than of
 its parent's; what it used to take is left to others. A host with a slow downlink would gain
-nothing, and its new parent would first have to find that out. Hosts are not moved for a few pieces,
-and stay within their rack. Where no host in the rack has the whole stripe, the late hosts line up
-(chains.py).
+nothing, and its new parent would first have to find that out; nor would a receiver that yields.
+Hosts are not moved for a few pieces, and stay within their rack. Where no host in the rack has the
+whole stripe, the late hosts line up (chains.py).
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ def _may_move(swarm: Swarm, member: Member, stripe: int) -> bool:
     if (
         not member.present
         or member.slow_receiver
+        or member.yields
         or not parent
         or swarm.totals[stripe] - member.counts[stripe] < PIECES_MIN
     ):
