@@ -176,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "lose a report",
         "tracker/core/fleet.py",
-        "                self._counts.take(swarm, member, counts, advance.origin_bytes, judge=judge, now=now)\n",
+        "                self._counts.take(swarm, swarm.members[name], counts, advance.origin_bytes, judge=judge, now=now)\n",
         "                pass\n",
         ("tests/tracker/test_fleet.py",),
     ),
@@ -197,8 +197,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "believe for ever that a host yields",
         "tracker/core/member.py",
-        "        if self.yielded_s < YIELDS_MAX_S:\n",
-        "        if now > 0:\n",
+        "self.yielded_at = now if self.yielded_s < YIELDS_MAX_S else self.yielded_at",
+        "self.yielded_at = now",
         ("tests/tracker/test_progress.py",),
     ),
     Mutant(

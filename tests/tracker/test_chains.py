@@ -216,7 +216,7 @@ def test_slow_hosts_feed_no_host_and_failed_pairs_stay_apart() -> None:
 def test_receivers_that_yield_stay_in_line() -> None:
     late = Late(FOUR)
     for name in FOUR:
-        late.member(name).note_yields(NOW)
+        late.member(name).hear(NOW, yields=True)
     assert late.settle() == 0
 
 

@@ -79,7 +79,7 @@ def test_hosts_with_slow_downlinks_stay_where_they_are() -> None:
 def test_receivers_that_yield_stay_where_they_are() -> None:
     """They lack much because programs on their hosts wait for other pieces."""
     tail = Tail("a", "b", "c")
-    tail.swarm.members["b"].note_yields(1.0)
+    tail.swarm.members["b"].hear(1.0, yields=True)
     for number in range(3):
         tail.whole(f"idle {number}")
     while hand_over(tail.swarm):

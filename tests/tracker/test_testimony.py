@@ -38,6 +38,7 @@ class Stage:
         self.swarms = {}
         self.exact: dict[tuple[str, int], float] = {}
         self.mute: set[str] = set()
+        self.yielding = False
         self.told: dict[str, float] = {}
         for number in range(swarms):
             swarm = Swarm(digest_of(b"blob %d" % number), PieceLayout(4096 * PIECE, PIECE))
@@ -85,7 +86,7 @@ class Stage:
         swarm.advance(name, counts, now=self.now)
         if name in self.mute:
             return
-        member.hear(self.now)
+        member.hear(self.now, yields=self.yielding and name in self.children)
         self.testimony.reported(swarm, member, self.hosts, counts=True, now=self.now)
         for host, share in self.testimony.against(name, self.swarms, self.hosts, judged):
             self.told[host] = share
@@ -123,8 +124,7 @@ def test_children_that_yield_tell_as_well_and_take_twice_as_long() -> None:
         stage.go(2)
         reports.append(0)
         while "s" not in stage.told and reports[-1] < 40:
-            for child in stage.children if yields else ():
-                stage.swarm.members[child].note_yields(stage.now + INTERVAL_S)
+            stage.yielding = yields
             stage.go(1, stage.slow(0.4))
             reports[-1] += 1
     assert reports[0] < reports[1] <= YIELDS_TIMES * reports[0]

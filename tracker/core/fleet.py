@@ -335,10 +335,8 @@ class Fleet:
             swarm, counts = self.swarms.get(blob), advance.counts
             if swarm is not None and name in swarm.members:
                 swarm.check_counts(counts)
-                judge, member = self.handover.is_stable(swarm.blob, now=now), swarm.members[name]
-                if advance.yields:
-                    member.note_yields(now)
-                self._counts.take(swarm, member, counts, advance.origin_bytes, judge=judge, now=now)
+                judge = self.handover.is_stable(swarm.blob, now=now)
+                self._counts.take(swarm, swarm.members[name], counts, advance.origin_bytes, judge=judge, now=now)
         self.capacities.sample(name, report.sent_bytes, report.busy_s)
         if report.sent_bytes:
             host.note_sent(now)
@@ -346,8 +344,8 @@ class Fleet:
         self._lateness.reported(host, interval_s=interval_s, now=now)
         late = self._lateness.late(interval_s=interval_s, now=now)
         for blob in host.receiving:
-            still = blob not in advanced
-            self._slowness.judge(self.swarms[blob], host, still=still, late=late, interval_s=interval_s, now=now)
+            swarm, advance_here = self.swarms[blob], advanced.get(blob)
+            self._slowness.judge(swarm, host, advance_here, late=late, interval_s=interval_s, now=now)
 
     @property
     def _interval_s(self) -> float:

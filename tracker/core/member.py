@@ -245,9 +245,9 @@ class Member:
     """Time of its last report. `hear`."""
     yielded_at: float = -inf
     """Time of the last report that said that the host's preseed held back for its readers.
-    `note_yields`."""
+    `hear`."""
     yielded_s: float = 0.0
-    """For how many seconds reports have said so. `note_yields`."""
+    """For how many seconds reports have said so. `hear`."""
     hearsay: bool = False
     """Another host named it as its parent, and it has not spoken of the blob itself.
     `mark_hearsay`, `mark_present`."""
@@ -278,11 +278,6 @@ class Member:
     def present(self) -> bool:
         """Whether the host has said in its present session what it holds."""
         return self.absent_since is None
-
-    @property
-    def yields(self) -> bool:
-        """Whether the host is a receiver that yields, as its last report said."""
-        return self.yielded_at >= self.heard_at
 
     @property
     def serves(self) -> bool:
@@ -353,15 +348,12 @@ class Member:
         if self.complaints[stripe]:
             self.complaints = (*self.complaints[:stripe], 0, *self.complaints[stripe + 1 :])
 
-    def note_yields(self, now: float) -> None:
-        """A report says that the host's preseed held back since the last one: that is believed for
-        YIELDS_MAX_S in all. To be called before `hear`."""
-        self.yielded_s += max(0.0, now - max(self.heard_at, self.joined_at))
-        if self.yielded_s < YIELDS_MAX_S:
-            self.yielded_at = now
-
-    def hear(self, now: float) -> None:
-        """A report of the host came."""
+    def hear(self, now: float, *, yields: bool = False) -> None:
+        """A report of the host came. `yields`: it says that the host's preseed held back since the
+        last one, which is believed for YIELDS_MAX_S in all."""
+        if yields:
+            self.yielded_s += max(0.0, now - max(self.heard_at, self.joined_at))
+            self.yielded_at = now if self.yielded_s < YIELDS_MAX_S else self.yielded_at
         self.heard_at = now
 
     def mark_absent(self, now: float, *, silent: bool = False) -> None:
@@ -407,3 +399,8 @@ class Member:
     def set_superpeers(self, superpeers: tuple[Source, ...]) -> None:
         """The host is told of these superpeers; none: its agent may have started anew."""
         self.superpeers = superpeers
+
+
+def yields(member: Member) -> bool:
+    """Whether a host is a receiver that yields, as its last report said."""
+    return member.yielded_at >= member.heard_at

@@ -175,8 +175,7 @@ class Yields:
         """Whether it did since `take`."""
 
     def look(self, priority: Priority) -> None:
-        """Look whether it does now; a start never does. Called at every tick, and when a reader
-        begins to wait."""
+        """Look whether it does now; a start never does. Called when a reader begins to wait."""
         if priority == "preseed" and not self._noted:
             self._noted = any(self._demanded.values()) or self._pacer().holds_preseeds()
 
@@ -210,8 +209,7 @@ class PullStreams:
         self.origin_error: P2PDistError | None = None
         """Why the origin, or upstream, could not be read last."""
         self._blob, self._context, self._mail, self._selection = blob, context, mail, selection
-        self._stripes = blob.layout.stripes
-        self._upstream, self._vouched = upstream, vouched
+        self._stripes, self._upstream, self._vouched = blob.layout.stripes, upstream, vouched
         self._hash_waits: dict[int, HashWait] = {}  # of streams of a vouched blob
         self._open: dict[int, IncomingStream | OriginReader] = {}
         self._sources: dict[int, tuple[Source, int]] = {}  # source and stripe of each stream that has not ended
@@ -219,10 +217,8 @@ class PullStreams:
         self._read_now: set[int] = set()  # pieces that are being read from the origin
         self._paces: dict[int, TokenBucket] = {}  # limits of stripes that cross a WAN with a budget
         self._left: set[int] = set()  # streams that were ended because their source is revoked
-        self._escalated = asyncio.Event()
-        self._unread = UnreadLimit(blob)
+        self._escalated, self._unread = asyncio.Event(), UnreadLimit(blob)
         self.yields = Yields(self._demanded, lambda: context.pacer_of(blob.digest))
-        """Whether the pull holds back for readers, as reports say."""
 
     def open(
         self,
@@ -343,7 +339,6 @@ class PullStreams:
     def observed(self) -> list[HeldBack | Awaiting | Quiet]:
         """What there is to say of open streams: which ones this host holds back, of which a piece
         waits for its hash, and which sources have given nothing."""
-        self.yields.look(self.priority)
         open_streams = self._open.items()
         held = [number for number, each in open_streams if isinstance(each, IncomingStream) and each.held_back]
         return [*map(HeldBack, held), *map(Awaiting, self.awaiting()), *self.quiet()]

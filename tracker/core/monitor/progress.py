@@ -42,7 +42,7 @@ host's readers come first, and pieces come from the stripes that these need. So 
 called slow before LAG_S have passed since, few pieces are not plain, and its parents have
 YIELDS_TIMES as long to show that they are not slow. A silent parent is found as soon as ever. Any
 agent may say that it yields. It gets nothing by that: only what it receives is judged later, which
-its own children pay for, and it is believed for a limited time (Member.note_yields).
+its own children pay for, and it is believed for a limited time (Member.hear).
 
 Large pieces take longer than the time between two reports of a host that is probed: most of these
 show nothing, and one now and then a piece, as if several came in each second. So a rate of large
@@ -59,7 +59,7 @@ from operator import lt
 from statistics import median
 
 from tracker.core.host import SITE_END
-from tracker.core.member import FROM_ORIGIN, Lag, Member
+from tracker.core.member import FROM_ORIGIN, Lag, Member, yields
 from tracker.core.swarm import Swarm
 
 SILENT_INTERVALS = 2.5
@@ -394,7 +394,7 @@ def slow_alone(swarm: Swarm, member: Member, *, now: float) -> list[int]:
         return []
     whole = [stripe for stripe, total in enumerate(swarm.totals) if member.counts[stripe] == total]
     late = [stripe for stripe in _unfinished(swarm, member) if imports(swarm, member, stripe)]
-    if not whole or not late or member.had or member.yields:
+    if not whole or not late or member.had or yields(member):
         return []
     ended_at, patience_s = max(member.moved_at[stripe] for stripe in whole), max(ALONE_S, _turns_s(swarm))
     rate = sum(member.counts) / max(now - member.joined_at, IMPORT_S / 2) / (swarm.stripes - len(whole))

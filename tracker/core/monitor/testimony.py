@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from p2pdist.model.digest import Digest
 from tracker.core.host import SITE_END, Host
-from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.member import FROM_ORIGIN, Member, yields
 from tracker.core.monitor.progress import (
     FULL_SHARE,
     LAG_PIECES,
@@ -294,7 +294,7 @@ class Testimony:
         added: dict[str, None] = {}
         for stripe, parent, given in ran:
             if parent != FROM_ORIGIN and self._says_something(swarm, member, hosts, stripe, given, mark.at, now):
-                fair_s = seconds * _fair(swarm.members[parent]) / (YIELDS_TIMES if member.yields else 1)
+                fair_s = seconds * _fair(swarm.members[parent]) / (YIELDS_TIMES if yields(member) else 1)
                 self._word(member.host, parent, now).add(swarm, given, fair_s, since=mark.at, now=now)
                 added[parent] = None
         for parent, word in self._words.get(member.host, {}).items():

@@ -24,7 +24,7 @@ from __future__ import annotations
 import heapq
 from math import inf
 
-from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.member import FROM_ORIGIN, Member, yields
 from tracker.core.swarm import Swarm
 
 PIECES_MIN = 8
@@ -116,7 +116,7 @@ class _Left:
             if parent and lack < 1 and not member.slow_receiver:
                 self._ended[parent] = self._ended.get(parent, 0) + 1
             late = late or lack >= PIECES_MIN
-        if late and member.present and not (member.slow_receiver or member.yields):
+        if late and member.present and not (member.slow_receiver or yields(member)):
             self.late.append(member)
 
     def missing(self, member: Member) -> list[float]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
-from tracker.core.member import Member
+from tracker.core.member import Member, yields
 from tracker.core.rebalance.chains import PIECES_MIN, due, line_up
 from tracker.core.swarm import Swarm
 
@@ -99,7 +99,7 @@ def _may_move(swarm: Swarm, member: Member, stripe: int) -> bool:
     if (
         not member.present
         or member.slow_receiver
-        or member.yields
+        or yields(member)
         or not parent
         or swarm.totals[stripe] - member.counts[stripe] < PIECES_MIN
     ):

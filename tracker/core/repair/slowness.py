@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from p2pdist.model.digest import Digest
+from p2pdist.model.messages import Advance
 from tracker.core.capacity import SURE_SHARES, Capacities
 from tracker.core.history.history import History
 from tracker.core.host import Host
@@ -68,14 +69,16 @@ class Slowness:
     swarms: Mapping[Digest, Swarm]
     """In which a host may take part besides the one that its report is about."""
 
-    def judge(self, swarm: Swarm, host: Host, *, still: bool, late: bool, interval_s: float, now: float) -> None:
-        """A host has reported: find what holds it up, unless the whole fleet is `late`. `still`:
-        the report says nothing of this swarm, because nothing came. Hosts report at least every
-        `interval_s`."""
+    def judge(
+        self, swarm: Swarm, host: Host, advance: Advance | None, *, late: bool, interval_s: float, now: float
+    ) -> None:
+        """A host has reported: find what holds it up, unless the whole fleet is `late`. `advance`
+        is what the report says of this swarm: None because nothing came. Hosts report at least
+        every `interval_s`."""
         member = swarm.members[host.name]
-        if still:
+        if advance is None:
             note_rates(swarm, member, member.counts, now=now)
-        member.hear(now)
+        member.hear(now, yields=advance is not None and advance.yields)
         limited_rate = self.policies.limits_rate(swarm.blob)
         counts = not (late or limited_rate or host.name in swarm.swarming or self.reputation.excused(swarm, now=now))
         self._hear_testimony(swarm, member, counts=counts, now=now)
