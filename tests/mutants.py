@@ -48,6 +48,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/agent/test_sealed_attacks.py",),
     ),
     Mutant(
+        "keep the hosts of every plan",
+        "tracker/core/member.py",
+        "if earlier.count(FROM_ORIGIN) == TOLD_MAX - 1:",
+        "if earlier.count(FROM_ORIGIN) == TOLD_MAX * 9:",
+        ("tests/tracker/test_member_memory.py",),
+    ),
+    Mutant(
+        "put a key in front of the others",
+        "tracker/core/host.py",
+        "    more = (*keys, key)\n",
+        "    more = (key, *keys)\n",
+        ("tests/tracker/test_member_memory.py",),
+    ),
+    Mutant(
         "serve what was decrypted from the next start on",
         "p2pdist/agent/pull/registry.py",
         "            if blob.complete and blob.digest not in self._store.opened:\n                self._serve",

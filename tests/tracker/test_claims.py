@@ -128,7 +128,7 @@ def test_a_host_to_which_nothing_comes_at_all_says_nothing_of_a_parent(gained: i
     swarm = control.fleet.swarms[BLOB]
     assert swarm.members["c"].parents == ["a", "b"]
     control.fleet.handle(Received(control.numbers["c"], Report((Advance(BLOB, (8, 8 + gained)),))), now=control.now)
-    swarm.members["c"].told = (("a", "b"),)
+    swarm.members["c"].told = ("a", "b")
     control.complain("c", "a", "stalled")
     assert bool(control.fleet.hosts["a"].doubted_until) is doubted
 

@@ -46,7 +46,7 @@ class Control:
 
     def complain(self, host: str, source: str = "seed", reason: str = "corrupt") -> None:
         """The host is told of the source, and says that it sent wrong bytes."""
-        self.fleet.swarms[BLOB].members[host].told = ((source,),)
+        self.fleet.swarms[BLOB].members[host].told = (source,)
         self.tell(host, Complaint(BLOB, 0, source, reason))  # type: ignore[arg-type]
 
     def banned(self, host: str = "seed") -> bool:

@@ -20,7 +20,7 @@ class Fleet:
     def __init__(self, hosts: int) -> None:
         self.hosts = {name: Host(name, session=number) for number, name in enumerate(f"h{n}" for n in range(hosts))}
         for host in self.hosts.values():
-            host.receiving[digest_of(b"x")] = None
+            host.set_receiving(digest_of(b"x"), True)
         self.lateness, self.now = Lateness(), 0.0
 
     def go(self, seconds: float, reporting: int) -> bool:
@@ -80,7 +80,7 @@ def test_hosts_that_are_done_or_gone_are_not_expected_to_report() -> None:
         if host.name == "h2":
             host.session = None
         else:
-            host.receiving.clear()
+            host.set_receiving(digest_of(b"x"), False)
         fleet.lateness.rests(host)
     fleet.now += COUNT_S
     fleet.lateness.count(interval_s=INTERVAL_S, now=fleet.now)
@@ -95,10 +95,10 @@ def test_a_host_that_begins_a_short_pull_right_after_another_is_not_late() -> No
     lateness.count(interval_s=INTERVAL_S, now=fleet.now)
     lateness.reported(host, interval_s=INTERVAL_S, now=fleet.now)
     fleet.now += 0.2
-    host.receiving.clear()
+    host.set_receiving(digest_of(b"x"), False)
     lateness.rests(host)
     lateness.reported(host, interval_s=INTERVAL_S, now=fleet.now)
-    host.receiving[digest_of(b"y")] = None
+    host.set_receiving(digest_of(b"y"), True)
     for _ in range(4):
         fleet.now += COUNT_S
         lateness.count(interval_s=INTERVAL_S, now=fleet.now)
@@ -111,7 +111,7 @@ def test_a_fleet_that_was_late_is_not_so_once_no_host_lacks_anything() -> None:
     fleet.now += 1.0
     assert fleet.late()
     for host in fleet.hosts.values():
-        host.receiving.clear()
+        host.set_receiving(digest_of(b"x"), False)
         fleet.lateness.rests(host)
     fleet.lateness.count(interval_s=INTERVAL_S, now=fleet.now)
     fleet.now += 1.0

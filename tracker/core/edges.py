@@ -182,6 +182,8 @@ class Edges:
     def plan_sent(self, host: str) -> None:
         """The host has been told."""
         self.changed.pop(host, None)
+        if not self.changed:
+            self.changed.clear()  # an emptied dictionary keeps its room otherwise
 
     # -- hosts that left their parents by themselves
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
@@ -29,6 +29,40 @@ PLACES_MAX = 16384
 def zone_at(site: str, zone: str) -> str:
     """The name of a zone with that of its site, where it has one."""
     return f"{site}{SITE_END}{zone}" if site else zone
+
+
+KEYS_SHARED_MAX = 8
+"""A host with at most so many swarms shares the tuple of their keys with others that are in the
+same ones; a longer one would be copied too often."""
+
+KEY_ROWS_MAX = 4096
+"""Such tuples that hosts share."""
+
+
+@lru_cache(KEY_ROWS_MAX)
+def _shared(keys: tuple[Digest, ...]) -> tuple[Digest, ...]:
+    """The tuple that is kept for all hosts that have an equal one."""
+    return keys
+
+
+def with_key(keys: Collection[Digest], key: Digest) -> Collection[Digest]:
+    """Keys with one more, behind the others: a tuple while they are few, a dictionary, which is
+    changed in place, from then on. A dictionary of one key takes 0.2 kB, a shared tuple nothing."""
+    if isinstance(keys, dict):
+        keys[key] = None
+        return keys
+    if key in keys:
+        return keys
+    more = (*keys, key)
+    return _shared(more) if len(more) <= KEYS_SHARED_MAX else dict.fromkeys(more)
+
+
+def without_key(keys: Collection[Digest], key: Digest) -> Collection[Digest]:
+    """Keys without one of them, in the same order, which need not be there."""
+    if isinstance(keys, dict):
+        keys.pop(key, None)
+        return keys or ()
+    return _shared(tuple(each for each in keys if each != key)) if key in keys else keys
 
 
 PENALTY_S = 60.0
@@ -62,12 +96,12 @@ class Host:
     """Time at which its session ended. `connect`, `disconnect`."""
     ended: str = ""
     """Why its session ended, in words for people. `disconnect`."""
-    swarms: dict[Digest, None] = field(default_factory=dict)
-    """Keys of its swarms. `enter`, `leave`."""
+    swarms: Collection[Digest] = ()
+    """Keys of its swarms, in the order in which it entered them. `enter`, `leave`."""
     keys: dict[Digest, Digest] = field(default_factory=dict)
     """By blob, those of the keys that are not the blob's digest. `enter`, `leave`."""
-    receiving: dict[Digest, None] = field(default_factory=dict)
-    """Keys of the swarms in which it still lacks pieces. Membership.sort, `leave`."""
+    receiving: Collection[Digest] = ()
+    """Keys of the swarms in which it still lacks pieces. `set_receiving`, `leave`."""
     penalties: dict[str, tuple[str, float]] = field(default_factory=dict)
     """By the name of the host that met a failure: the reason, and when it expires. `penalise`,
     `expire_penalties`."""
@@ -166,9 +200,13 @@ class Host:
 
     def enter(self, blob: Digest, key: Digest) -> None:
         """The host is in a swarm of the blob. It is in one at most."""
-        self.swarms[key] = None
+        self.swarms = with_key(self.swarms, key)
         if key != blob:
             self.keys[blob] = key
+
+    def set_receiving(self, key: Digest, receiving: bool) -> None:
+        """The host lacks pieces in one of its swarms, or has all of them."""
+        self.receiving = with_key(self.receiving, key) if receiving else without_key(self.receiving, key)
 
     def prove(self) -> None:
         """A child has got a piece from the host."""
@@ -193,8 +231,7 @@ class Host:
         """The host is no longer in that swarm."""
         self.got(blob)
         self.founded.pop(blob, None)
-        self.swarms.pop(key, None)
-        self.receiving.pop(key, None)
+        self.swarms, self.receiving = without_key(self.swarms, key), without_key(self.receiving, key)
         if self.keys.get(blob) == key:
             del self.keys[blob]
 

@@ -268,9 +268,9 @@ class Member:
     Edges.attach."""
     rescued: frozenset[int] = frozenset()
     """Stripes that the host reads although its site has a root, since it was starved. Edges."""
-    told: tuple[tuple[str, ...], ...] = ()
-    """The hosts that were named in each of the plans that the host was sent last, at most TOLD_MAX.
-    `tell`."""
+    told: tuple[str, ...] = ()
+    """The hosts that were named in the plans that the host was sent last, at most TOLD_MAX; those
+    of the latest plan come first, and FROM_ORIGIN stands between two plans. `record_plan`."""
     superpeers: tuple[Source, ...] = ()
     """The superpeers that the host was told of in its session. `set_superpeers`."""
 
@@ -388,7 +388,11 @@ class Member:
     def record_plan(self, stripes: Iterable[StripePlan]) -> None:
         """The host is sent this plan."""
         sources = (source for plan in stripes for source in (plan.parent, *plan.alternates) if source is not None)
-        self.told = (tuple(dict.fromkeys(source.host for source in sources)), *self.told[: TOLD_MAX - 1])
+        named = tuple(dict.fromkeys(source.host for source in sources if not source.is_origin))
+        earlier = self.told
+        if earlier.count(FROM_ORIGIN) == TOLD_MAX - 1:
+            earlier = earlier[: len(earlier) - 1 - earlier[::-1].index(FROM_ORIGIN)]
+        self.told = (*named, FROM_ORIGIN, *earlier) if earlier else named
 
     def starve(self) -> Starvation:
         """What parents did not give, from now on."""

@@ -144,11 +144,10 @@ class Membership:
 
     def sort(self, host: Host, swarm: Swarm) -> None:
         """Note whether the host still receives the blob."""
-        if swarm.members[host.name].seed:
-            host.receiving.pop(swarm.key, None)
+        seed = swarm.members[host.name].seed
+        host.set_receiving(swarm.key, not seed)
+        if seed:
             self.rests(host)
-        else:
-            host.receiving[swarm.key] = None
 
     def leave(self, host: Host, swarm: Swarm, reason: str, *, now: float) -> None:
         """Take a host out of a swarm; its children are planned anew."""

@@ -155,7 +155,9 @@ class Broadcasts:
         if receiver.missed:
             receiver.missed.pop(blob, None)
         receiver.completed_at, receiver.reason = None, ""
-        receiver.wanted_bytes += swarm.layout.size - swarm.bytes_held[member.host]
+        held, size = swarm.bytes_held[member.host], swarm.layout.size
+        lacks = size - held if held else size  # a sum would be a number of its own for each receiver
+        receiver.wanted_bytes = receiver.wanted_bytes + lacks if receiver.wanted_bytes else lacks
         running.changed_at = now
 
     def advance(

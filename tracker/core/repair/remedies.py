@@ -91,6 +91,7 @@ def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_
         upper = swarm.members[parent]
         if upper.free(stripe) <= 0:
             upper.grant_slot(stripe)
+        parent = upper.host  # not the string of the message, of which each child would keep its own
     swarm.edges.attach(stripe, host, parent)
     swarm.passes.begin()
 

@@ -249,4 +249,4 @@ def _stripes_from_peers(member: Member) -> list[int]:
 
 def was_named(child: Member, source: str) -> bool:
     """Whether a plan of late names a host as parent or alternate of another."""
-    return any(source in names for names in child.told)
+    return bool(source) and source in child.told
