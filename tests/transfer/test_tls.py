@@ -22,6 +22,7 @@ from authority import Authority
 from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.errors import UsageError
+from p2pdist.transfer.stream import frames
 from p2pdist.transfer.stream.events import StreamClosed
 from p2pdist.transfer.stream.frames import FRAME, CutShort, TlsFrameReader
 from p2pdist.transfer.stream.ranges import RangeOptions, serve_range
@@ -209,10 +210,12 @@ Taken = TypeVar("Taken")
 
 
 class Slow:
-    """A peer over TLS that sends frames in small records, one at a time, and then hangs up."""
+    """A peer over TLS that sends frames in small records, one at a time, and then hangs up, `cut`
+    bytes before their end."""
 
-    def __init__(self, tls: Tls, sizes: Sequence[int], record: int, pause_s: float) -> None:
+    def __init__(self, tls: Tls, sizes: Sequence[int], record: int, pause_s: float, *, cut: int = 0) -> None:
         self.frames = [FRAME.pack(number, size) + os.urandom(size) for number, size in enumerate(sizes)]
+        self._cut = cut
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._serve, args=(tls, record, pause_s), daemon=True)
         self._thread.start()
@@ -223,6 +226,7 @@ class Slow:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with tls.server.wrap_socket(accepted, server_side=True) as sending:
             data = b"".join(self.frames)
+            data = data[: len(data) - self._cut]
             for start in range(0, len(data), record):
                 sending.sendall(data[start : start + record])
                 time.sleep(pause_s)
@@ -245,6 +249,24 @@ def test_frames_over_tls_are_read_whatever_their_records(tls: Tls, record: int) 
         reader.done()
     with pytest.raises(CutShort):
         reader.head(0)
+    peer.close()
+
+
+def test_fast_frames_over_tls_are_taken_whole_record_by_record(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame that is cut short says how much is missing."""
+    monkeypatch.setattr(frames, "RATE_BYTES", 1)
+    monkeypatch.setattr(frames, "FAST_BYTES_S", 0.0)
+    sizes = [100, 65536, 65536, 3, 40_000, 65536]
+    peer = Slow(tls, sizes, 70_000, 0.001, cut=65536 - 50_000)
+    reader = TlsFrameReader(peer.connection, max(sizes))
+    for number, size in enumerate(sizes[:-1]):
+        assert reader.head(size) == (number, size)
+        assert FRAME.pack(number, size) + bytes(reader.data(size)) == peer.frames[number]
+        reader.done()
+    assert reader.head(65536) == (5, 65536)
+    with pytest.raises(CutShort) as cut:
+        reader.data(65536)
+    assert cut.value.missing == 65536 - 50_000
     peer.close()
 
 
