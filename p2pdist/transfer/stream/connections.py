@@ -151,7 +151,7 @@ def connect(
 def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, *, timeout_s: float) -> TlsConnection:
     """Start TLS on `connection`, and check the peer's certificate. Raises Unreachable, which says
     what is wrong with it, and what `use` raises."""
-    from p2pdist.transfer.stream.tls_socket import TlsSocket  # noqa: PLC0415 - 17 MB, for TLS alone
+    from p2pdist.transfer.stream.tls_socket import TlsSocket
 
     host, _ = parse_address(source.address)
     name = tls.peer_name(source.host, host)

@@ -341,6 +341,6 @@ def _expect(tls: SSL.Connection, name: str, *, compared: bool) -> None:
 
 
 def _verification(tls: SSL.Connection) -> tuple[int, str]:
-    """How the verification of the peer's certificate ended: OpenSSL's code, 0 for well, and text."""
+    """How the check of the peer's certificate ended: OpenSSL's code, 0 for well, and text."""
     code = int(_lib.SSL_get_verify_result(tls._ssl))
     return code, _ffi.string(_lib.X509_verify_cert_error_string(code)).decode("ascii", "replace")
