@@ -111,6 +111,8 @@ class TlsSocket(TlsConnection):
         """None once it is closed: OpenSSL would go on with the number of the descriptor."""
         self._verified = False
         """Whether the handshake is over; written by `handshake`."""
+        self._over = False
+        """Whether a read has met the end, after which OpenSSL is not asked again."""
         try:
             self.settimeout(timeout_s)
             self._tls = SSL.Connection(context_of(credentials), self)
@@ -156,19 +158,20 @@ class TlsSocket(TlsConnection):
             raise ValueError("flags do not go with TLS")
         tls, view = self._ready(), memoryview(buffer).cast("B")
         count = min(nbytes or len(view), len(view), RECORD_BYTES)
-        if not count:
+        if not count or self._over:
             return 0
         try:
-            return tls.recv_into(view, count)
-        except SSL.WantReadError:
-            pass
-        except SSL.Error as error:
-            if not isinstance(error, SSL.WantWriteError):
-                return _ended(error)
-        try:
             return self._finish(lambda: tls.recv_into(view, count))
+        except SSL.ZeroReturnError:
+            self._over = True
+            return 0
+        except SSL.SysCallError as error:
+            if error.args[0] != -1:
+                raise _broken(error, "") from None
+            self._over = True  # without TLS's own mark, as peers close that are shut down
+            return 0
         except SSL.Error as error:
-            return _ended(error)
+            raise TlsError(_reason(error)) from None
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
         """As `recv_into`; b"" at the end."""
@@ -276,18 +279,6 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.hex()
 
 
-def _ended(error: SSL.Error) -> int:
-    """What a read that failed returns: 0 at the end of the connection. Raises TlsError and
-    OSError."""
-    if isinstance(error, SSL.ZeroReturnError):
-        return 0
-    if isinstance(error, SSL.SysCallError):
-        if error.args[0] == -1:  # without TLS's own mark, as peers close that are shut down
-            return 0
-        raise _broken(error, "") from None
-    raise TlsError(_reason(error)) from None
-
-
 def _broken(error: SSL.SysCallError, ended: str) -> OSError:
     number = error.args[0]
     return TlsError(ended) if number == -1 else OSError(number, os.strerror(number))
@@ -296,7 +287,7 @@ def _broken(error: SSL.SysCallError, ended: str) -> OSError:
 def _reason(error: SSL.Error) -> str:
     """What OpenSSL says, in a few words."""
     reports = error.args[0] if error.args and isinstance(error.args[0], list) else []
-    return "; ".join(dict.fromkeys(reason for _, _, reason in reports)) or type(error).__name__
+    return "; ".join(dict.fromkeys(reason for _, _, reason in reports)) or "TLS had failed before"
 
 
 def _raise_failed(tls: SSL.Connection, error: SSL.Error) -> NoReturn:
