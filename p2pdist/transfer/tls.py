@@ -35,8 +35,8 @@ PeerName = Callable[[str, str], str]
 """The DNS name in the certificate of a host, by the host's name and the host in its address."""
 
 HostIn = Callable[[Mapping[str, Any] | None], str]
-"""The host that a verified certificate names, as ssl.SSLSocket.getpeercert returns it; "" for
-none. Raises Refused for a host that is revoked."""
+"""The host that a verified certificate names, which is handed over in the form of
+ssl.SSLSocket.getpeercert; "" for none. Raises Refused for a host that is revoked."""
 
 
 @dataclass(frozen=True, slots=True)
