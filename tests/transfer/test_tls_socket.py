@@ -791,6 +791,7 @@ def test_what_pyopenssl_keeps_to_itself_is_there() -> None:
     """A version of it, or of cryptography, without these names verifies no peer: every handshake
     fails."""
     for name in (
+        "SSL_read",
         "SSL_get0_param",
         "SSL_get_verify_result",
         "X509_VERIFY_PARAM_set_hostflags",
@@ -802,6 +803,7 @@ def test_what_pyopenssl_keeps_to_itself_is_there() -> None:
     ):
         assert hasattr(tls_socket._lib, name), name
     assert hasattr(SSL.Connection(SSL.Context(SSL.TLS_CLIENT_METHOD)), "_ssl")
+    assert hasattr(SSL.Connection, "_raise_ssl_error")
 
 
 def test_plain_agents_do_not_load_it() -> None:
