@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import select
 import socket
-import ssl
 import struct
 import threading
 import time
@@ -35,6 +34,7 @@ from collections.abc import Iterable
 
 from p2pdist.model.messages import STREAM_END
 from p2pdist.model.pieces import PieceLayout
+from p2pdist.transfer.tls import TlsConnection
 
 STREAM_PATH = "/v1/streams"
 STREAM_TYPE = "application/vnd.p2pdist.stream"
@@ -236,14 +236,14 @@ class TlsFrameReader:
     While frames come slowly the thread sleeps until much of a frame is there, as FrameReader's
     does: encrypted bytes are never fewer than those that they hold, and TLS takes whole records
     from a connection that blocks, so a mark of what a frame still lacks is always reached. With a
-    time limit the ssl module waits for the connection itself, within a record as well, and then
+    time limit TlsSocket waits for the connection itself, within a record as well, and then
     there is no mark.
 
     On an event loop the connection does not block, and TLS may have taken the beginning of a record
     whose rest is yet to come: then the mark is lower by a record.
     """
 
-    def __init__(self, connection: ssl.SSLSocket, data_max: int) -> None:
+    def __init__(self, connection: TlsConnection, data_max: int) -> None:
         self._connection = connection
         self._buffer = memoryview(bytearray(_DATA_AT + data_max))
         self._taken = 0
@@ -352,7 +352,7 @@ class TlsFrameReader:
         while self._taken < end:
             try:
                 count = self._connection.recv_into(self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end])
-            except ssl.SSLWantReadError:
+            except BlockingIOError:
                 self._within = True
                 break
             if not count:
