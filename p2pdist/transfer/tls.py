@@ -69,6 +69,11 @@ class TlsConnection(socket.socket):
         """How many bytes are decrypted and not yet taken, of which the descriptor does not tell."""
         raise NotImplementedError
 
+    def recv_all_into(self, buffer: memoryview) -> int:
+        """Fill `buffer`, record by record; fewer bytes come only at the end of the connection,
+        which must be one that waits without a time limit."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Credentials:

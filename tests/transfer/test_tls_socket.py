@@ -4,8 +4,10 @@ certificates are refused, and nothing is sent or handed out before."""
 from __future__ import annotations
 
 import gc
+import itertools
 import ipaddress
 import os
+import secrets
 import socket
 import ssl
 import struct
@@ -627,6 +629,65 @@ def test_a_connection_that_is_cut_in_a_record_ends_there(peer: Callable[[Behave]
         connection.sendall(b"x")
         assert connection.recv(1000) == b"whole"
         assert connection.recv(1000) == b"" == connection.recv(1000)
+
+
+def test_a_buffer_is_filled_from_as_many_records_as_it_takes(peer: Callable[[Behave], Peer], tls: Tls) -> None:
+    data = secrets.token_bytes(100_000)
+
+    def then(secured: ssl.SSLSocket) -> None:
+        secured.recv(1)
+        for start in range(0, len(data), 7000):
+            secured.sendall(data[start : start + 7000])
+        secured.recv(1)
+
+    with opened(peer(speaking(tls.server, then)), tls, timeout_s=None) as connection:
+        connection.sendall(b"x")
+        buffer = bytearray(90_010)
+        view = memoryview(buffer)
+        assert connection.recv_all_into(view[:0]) == 0
+        assert connection.recv_all_into(view[5:60_005]) == 60_000
+        assert connection.recv_all_into(view[60_005:90_005]) == 30_000
+        assert buffer == bytes(5) + data[:90_000] + bytes(5)
+        connection.sendall(b"x")
+        assert connection.recv_all_into(view) == 10_000 and bytes(view[:10_000]) == data[90_000:]
+        assert connection.recv_all_into(view) == 0
+        connection.settimeout(30)
+        with pytest.raises(ValueError, match="time limit"):
+            connection.recv_all_into(view)
+
+
+def test_a_buffer_is_filled_no_further_than_a_record_that_is_damaged(peer: Callable[[Behave], Peer], tls: Tls) -> None:
+    records = itertools.count()
+
+    def flipped(record: bytes) -> bytes:
+        return record if next(records) < 2 else record[:-1] + bytes([record[-1] ^ 1])
+
+    def then(secured: ssl.SSLSocket) -> None:
+        secured.recv(1)
+        for _ in range(4):
+            secured.sendall(b"data")
+        secured.recv(1)
+
+    between = Between(peer, peer(speaking(tls.server, then)), flipped)
+    with opened(between.peer, tls, timeout_s=None) as connection:
+        between.changing = True
+        connection.sendall(b"x")
+        view = memoryview(bytearray(16))
+        with pytest.raises(TlsError, match="bad record mac"):
+            connection.recv_all_into(view)
+        assert bytes(view) == b"datadata" + bytes(8)
+
+
+def test_another_thread_ends_a_buffer_that_is_being_filled(peer: Callable[[Behave], Peer], tls: Tls) -> None:
+    ended: list[object] = []
+    with opened(peer(speaking(tls.server, answering(b"some"))), tls, timeout_s=None) as connection:
+        connection.sendall(b"x")
+        thread = threading.Thread(target=lambda: ended.append(connection.recv_all_into(memoryview(bytearray(10)))))
+        thread.start()
+        time.sleep(0.1)
+        connection.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+        assert not thread.is_alive() and ended == [4]
 
 
 def test_a_reset_is_told_as_one(peer: Callable[[Behave], Peer], tls: Tls) -> None:

@@ -273,8 +273,11 @@ class TlsFrameReader:
 
     def data(self, length: int) -> memoryview:
         """The data of that frame, valid until `done`. Raises CutShort and OSError."""
-        while self._taken < FRAME.size + length:
-            self._take(FRAME.size + length)
+        end = FRAME.size + length
+        if self._rate.fast and self._connection.gettimeout() is None:
+            self._take_all(end)
+        while self._taken < end:
+            self._take(end)
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
     @property
@@ -346,6 +349,17 @@ class TlsFrameReader:
             raise CutShort(len(view))
         self._taken += count
         self._there -= count
+
+    def _take_all(self, end: int) -> None:
+        """Take the frame's first `end` bytes as they come, in one call."""
+        view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
+        if len(view) == 0:
+            return
+        count = self._connection.recv_all_into(view)
+        self._taken += count
+        if count < len(view):
+            raise CutShort(len(view) - count)
+        self._there = 0
 
     def _take_if_there(self, end: int, least: int) -> bool:
         """Take what has come of the frame's first `end` bytes; whether that makes `least`."""

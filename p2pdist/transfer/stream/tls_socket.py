@@ -166,6 +166,23 @@ class TlsSocket(TlsConnection):
             return int(taken)
         return self._recv_into(place, count, taken if ssl is not None and count else None)
 
+    def recv_all_into(self, buffer: memoryview) -> int:
+        """Fill `buffer`, with one call for all the records that this takes; fewer bytes come only at
+        the end of the connection. Raises TlsError and OSError, and ValueError where there is a time
+        limit."""
+        if self.gettimeout() is not None:
+            raise ValueError("a time limit would lose what has come")
+        place = _ffi.from_buffer(buffer, require_writable=True)
+        count, taken = len(place), 0
+        while taken < count:
+            ssl, more = self._readable, 0  # looked up in each turn: `close` takes it away
+            if ssl is None or (more := _lib.SSL_read(ssl, place + taken, count - taken)) <= 0:
+                more = self._recv_into(place + taken, count - taken, more if ssl is not None else None)
+            if not more:
+                break
+            taken += more
+        return taken
+
     def _recv_into(self, place: Any, count: int, failed: int | None) -> int:
         """Go on with a read that did not succeed at once; `failed`: what OpenSSL returned, None
         where it was not asked."""
