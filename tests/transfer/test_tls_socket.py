@@ -4,8 +4,8 @@ certificates are refused, and nothing is sent or handed out before."""
 from __future__ import annotations
 
 import gc
-import itertools
 import ipaddress
+import itertools
 import os
 import secrets
 import socket

@@ -167,9 +167,9 @@ class TlsSocket(TlsConnection):
         return self._recv_into(place, count, taken if ssl is not None and count else None)
 
     def recv_all_into(self, buffer: memoryview) -> int:
-        """Fill `buffer`, with one call for all the records that this takes; fewer bytes come only at
-        the end of the connection. Raises TlsError and OSError, and ValueError where there is a time
-        limit."""
+        """Fill `buffer`, with one call for all the records that this takes; fewer bytes come only
+        at the end of the connection. Raises TlsError and OSError, and ValueError where there is a
+        time limit."""
         if self.gettimeout() is not None:
             raise ValueError("a time limit would lose what has come")
         place = _ffi.from_buffer(buffer, require_writable=True)
