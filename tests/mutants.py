@@ -48,6 +48,27 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/agent/test_sealed_attacks.py",),
     ),
     Mutant(
+        "compare no name over TLS",
+        "p2pdist/transfer/stream/tls_socket.py",
+        "    if not compared:\n        return\n",
+        "    return\n",
+        ("tests/transfer/test_tls_socket.py",),
+    ),
+    Mutant(
+        "verify no certificate over TLS",
+        "p2pdist/transfer/stream/tls_socket.py",
+        "context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT)",
+        "context.set_verify(SSL.VERIFY_NONE)",
+        ("tests/transfer/test_tls_socket.py",),
+    ),
+    Mutant(
+        "read over TLS before the peer is verified",
+        "p2pdist/transfer/stream/tls_socket.py",
+        "        if not self._verified:\n",
+        "        if self._verified is None:\n",
+        ("tests/transfer/test_tls_socket.py",),
+    ),
+    Mutant(
         "keep the hosts of every plan",
         "tracker/core/member.py",
         "if earlier.count(FROM_ORIGIN) == TOLD_MAX - 1:",

@@ -10,14 +10,20 @@ certificate, or with `strangers` leaves it to its routes what such a peer may re
 Certificates and authorities are exchanged while connections run (`reload`, `trust`): every new
 connection is made with the newest contexts, and open ones go on. The listener keeps the one context
 that it was given, which hands each handshake over to the newest one.
+
+What receives streams speaks TLS by another library (stream/tls_socket.py), which makes its own
+context of the bytes that the ones here were made of (Credentials).
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +36,8 @@ PeerName = Callable[[str, str], str]
 """The DNS name in the certificate of a host, by the host's name and the host in its address."""
 
 HostIn = Callable[[Mapping[str, Any] | None], str]
-"""The host that a verified certificate names, as ssl.SSLSocket.getpeercert returns it; "" for
-none. Raises Refused for a host that is revoked."""
+"""The host that a verified certificate names, which is handed over in the form of
+ssl.SSLSocket.getpeercert; "" for none. Raises Refused for a host that is revoked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,39 @@ class TlsFiles:
     authority: Path
     name: str = ""
     further: Path | None = None
+
+
+class TlsError(OSError):
+    """TLS failed on a connection that had been opened; the text is the reason. `unverified`: the
+    peer's certificate is not valid. `plain`: the peer does not speak TLS."""
+
+    def __init__(self, reason: str, *, unverified: bool = False, plain: bool = False) -> None:
+        super().__init__(reason)
+        self.unverified, self.plain = unverified, plain
+
+
+class TlsConnection(socket.socket):
+    """A connection over TLS to a peer that has been verified; bytes come by `recv` and `recv_into`,
+    and go by `sendall`."""
+
+    def pending(self) -> int:
+        """How many bytes are decrypted and not yet taken, of which the descriptor does not tell."""
+        raise NotImplementedError
+
+    def recv_all_into(self, buffer: memoryview) -> int:
+        """Fill `buffer`, record by record; fewer bytes come only at the end of the connection,
+        which must be one that waits without a time limit."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Credentials:
+    """What the client's end of a connection shows and what it trusts, PEM: the certificate with its
+    chain, the key, the authorities. Every read of the files makes another object."""
+
+    chain: bytes
+    key: bytes = field(repr=False)
+    authorities: tuple[str, ...]
 
 
 class Tls:
@@ -72,7 +111,7 @@ class Tls:
         self._lock = threading.Lock()
         """Held while the contexts change: files, further authorities and both come from several
         threads, and the contexts must be of the newest of all."""
-        self._serving, self.client, self.peers = self._made()
+        self._serving, self.client, self.credentials = self._made()
         self.server, _, _ = self._made()
         """For a listener."""
         self.server.sni_callback = self._hand_over
@@ -81,7 +120,7 @@ class Tls:
         """Read the files again, for connections from now on. Raises UsageError, and changes
         nothing, when a file cannot be used."""
         with self._lock:
-            self._serving, self.client, self.peers = self._made()
+            self._serving, self.client, self.credentials = self._made()
 
     def exchange(self, files: TlsFiles) -> None:
         """Use other files for connections from now on. Raises UsageError, and changes nothing, when
@@ -89,7 +128,7 @@ class Tls:
         with self._lock:
             before, self.files = self.files, files
             try:
-                self._serving, self.client, self.peers = self._made()
+                self._serving, self.client, self.credentials = self._made()
             except UsageError:
                 self.files = before
                 raise
@@ -101,7 +140,7 @@ class Tls:
         with self._lock:
             before, self._trusted = self._trusted, authorities
             try:
-                self._serving, self.client, self.peers = self._made()
+                self._serving, self.client, self.credentials = self._made()
             except UsageError:
                 self._trusted = before
                 raise
@@ -117,30 +156,54 @@ class Tls:
         """Let a handshake that has just begun go on with the newest certificate and authorities."""
         connection.context = self._serving
 
-    def _made(self) -> tuple[ssl.SSLContext, ssl.SSLContext, ssl.SSLContext]:
-        """The contexts of a server, of a client, and of a client that leaves names to its caller,
-        from what the files hold now."""
+    def _made(self) -> tuple[ssl.SSLContext, ssl.SSLContext, Credentials]:
+        """The contexts of a server and of a client, and what they were made of, from what the files
+        hold now."""
         files, former = self.files, dict(self._former) if self._keeps_former else {}
         server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        peers = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        peers.check_hostname = False
         server.verify_mode = ssl.CERT_OPTIONAL if self._strangers else ssl.CERT_REQUIRED
         server.num_tickets = 0  # streams are long; a session that is resumed would outlive its certificate
         try:
-            for path in filter(None, (files.certificate, files.key, files.authority, files.further)):
-                if len(pem := read_content(path, PEM_BYTES_MAX).data) > PEM_BYTES_MAX:
-                    raise ValueError(f"{path} has more than {PEM_BYTES_MAX} bytes")
-                if path in (files.authority, files.further):
-                    former[pem.decode("ascii", "ignore")] = None
-            for context in (server, client, peers):
+            chain, key = _pem(files.certificate), _pem(files.key)
+            for path in filter(None, (files.authority, files.further)):
+                former[_pem(path).decode("ascii", "ignore")] = None
+            credentials = Credentials(chain, key, tuple(filter(None, (*former, self._trusted))))
+            for context in (server, client):
                 context.minimum_version = ssl.TLSVersion.TLSv1_3
-                context.load_cert_chain(files.certificate, files.key)
-                for authorities in filter(None, (*former, self._trusted)):
-                    context.load_verify_locations(cadata=authorities)
+                _load(context, credentials)
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"the TLS files {files.certificate}, {files.key} and {files.authority} cannot be used: {error}",
                 remedy="Give PEM files with --tls-cert, --tls-key (not encrypted) and --tls-ca",
             ) from error
         self._former = former
-        return server, client, peers
+        return server, client, credentials
+
+
+def _pem(path: Path) -> bytes:
+    """What a file holds; raises OSError, and ValueError for one that is too long."""
+    if len(pem := read_content(path, PEM_BYTES_MAX).data) > PEM_BYTES_MAX:
+        raise ValueError(f"{path} has more than {PEM_BYTES_MAX} bytes")
+    return pem
+
+
+@contextmanager
+def file_of(pem: bytes) -> Iterator[str]:
+    """The path of a file in memory with these bytes, while the context is open: OpenSSL and the ssl
+    module read keys from files alone. Raises OSError."""
+    memory = os.memfd_create("pem", os.MFD_CLOEXEC)
+    try:
+        with open(memory, "wb", closefd=False) as file:
+            file.write(pem)
+        yield f"/proc/self/fd/{memory}"
+    finally:
+        os.close(memory)
+
+
+def _load(context: ssl.SSLContext, credentials: Credentials) -> None:
+    """Give a context these very bytes, whatever becomes of the files. Raises OSError and
+    ValueError."""
+    with file_of(credentials.chain) as chain, file_of(credentials.key) as key:
+        context.load_cert_chain(chain, key)
+    for authorities in credentials.authorities:
+        context.load_verify_locations(cadata=authorities)

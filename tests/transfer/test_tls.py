@@ -22,10 +22,11 @@ from authority import Authority
 from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.errors import UsageError
-from p2pdist.transfer.stream import frames
+from p2pdist.transfer.stream import frames, tls_socket
 from p2pdist.transfer.stream.events import StreamClosed
 from p2pdist.transfer.stream.frames import FRAME, CutShort, TlsFrameReader
 from p2pdist.transfer.stream.ranges import RangeOptions, serve_range
+from p2pdist.transfer.stream.tls_socket import TlsSocket
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 
@@ -86,9 +87,9 @@ async def test_nothing_is_sent_in_the_clear(
 
 
 async def test_a_peer_without_a_certificate_is_refused(
-    receiver: Receiver, secured: Server, tls: Tls, authority: Authority
+    receiver: Receiver, secured: Server, tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tls.client = ssl.create_default_context(cafile=str(authority.path))
+    monkeypatch.setattr(tls_socket, "_identify", lambda context, credentials: None)
     closed = await ending(receiver, secured.port, tls)
     assert closed.reason == "reset" or "certificate" in closed.detail
     assert not secured.outgoing
@@ -209,6 +210,12 @@ def test_files_that_do_not_fit_are_told(authority: Authority) -> None:
 Taken = TypeVar("Taken")
 
 
+def tls_connection(tls: Tls, address: tuple[str, int]) -> TlsSocket:
+    connection = TlsSocket(socket.create_connection(address), tls.credentials, "127.0.0.1", compared=False)
+    connection.handshake(None)
+    return connection
+
+
 class Slow:
     """A peer over TLS that sends frames in small records, one at a time, and then hangs up, `cut`
     bytes before their end."""
@@ -219,7 +226,7 @@ class Slow:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._serve, args=(tls, record, pause_s), daemon=True)
         self._thread.start()
-        self.connection = tls.peers.wrap_socket(socket.create_connection(self._listening.getsockname()))
+        self.connection = tls_connection(tls, self._listening.getsockname())
 
     def _serve(self, tls: Tls, record: int, pause_s: float) -> None:
         accepted, _ = self._listening.accept()
@@ -333,7 +340,7 @@ class Halting:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._serve, args=(tls, frames, rest), daemon=True)
         self._thread.start()
-        self.connection = tls.peers.wrap_socket(socket.create_connection(self._listening.getsockname()))
+        self.connection = tls_connection(tls, self._listening.getsockname())
 
     def _serve(self, tls: Tls, frames: Sequence[bytes], rest: int) -> None:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

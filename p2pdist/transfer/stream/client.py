@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -27,12 +26,12 @@ from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import Source
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connections import ConnectionPool, Unreachable, connect, secure, why
+from p2pdist.transfer.stream.connections import ConnectionPool, Unreachable, connect, secure
 from p2pdist.transfer.stream.events import Ended, StreamEvent
 from p2pdist.transfer.stream.loop_receiver import PIECE_MAX, Inbox, LoopReceiver, Share
 from p2pdist.transfer.stream.protocol import StripeStream
 from p2pdist.transfer.stream.response import EndOfConnection, MalformedResponse
-from p2pdist.transfer.tls import Tls
+from p2pdist.transfer.tls import Tls, TlsError
 
 CONNECT_TIMEOUT_S = 2.0
 DEAD_AFTER_S = 10.0
@@ -233,8 +232,8 @@ class IncomingStream:
             self._stream.begin(connection)
         except EndOfConnection:
             raise Ended("short", self._no_response()) from None
-        except ssl.SSLError as error:  # in TLS 1.3 the other side judges a certificate after the handshake
-            raise Ended("refused", f"{self.source} does not accept this agent's certificate: {why(error)}") from None
+        except TlsError as error:  # in TLS 1.3 the other side judges a certificate after the handshake
+            raise Ended("refused", f"{self.source} does not accept this agent's certificate: {error}") from None
         except MalformedResponse as error:
             raise Ended("protocol", f"{self.source}: {error}") from None
 

@@ -9,7 +9,6 @@ idle connection at any time, which the next stream finds out when it sends its r
 from __future__ import annotations
 
 import socket
-import ssl
 import struct
 import threading
 import time
@@ -20,7 +19,7 @@ from p2pdist.model.address import Vicinity, parse_address
 from p2pdist.model.errors import Refused
 from p2pdist.model.plan import Source
 from p2pdist.transfer.names import NAMES, require_near
-from p2pdist.transfer.tls import Tls
+from p2pdist.transfer.tls import Tls, TlsConnection, TlsError
 
 IDLE_S = 10.0
 """An idle connection is closed after so long: far less than a server waits for a request, so that
@@ -94,10 +93,10 @@ class ConnectionPool:
 
 def _quiet(connection: socket.socket) -> bool:
     """Whether the peer has neither closed the connection nor sent anything without a request."""
-    if isinstance(connection, ssl.SSLSocket) and connection.pending():
+    if isinstance(connection, TlsConnection) and connection.pending():
         return False
     try:
-        # Not the method of an SSLSocket, which does not take these flags.
+        # Not the method of a TlsConnection, which does not take these flags.
         socket.socket.recv(connection, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return True
@@ -149,36 +148,31 @@ def connect(
     raise Unreachable(f"{source} at {source.address} cannot be reached: {failure.strerror or failure}")
 
 
-def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, *, timeout_s: float) -> ssl.SSLSocket:
+def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, *, timeout_s: float) -> TlsConnection:
     """Start TLS on `connection`, and check the peer's certificate. Raises Unreachable, which says
     what is wrong with it, and what `use` raises."""
+    from p2pdist.transfer.stream.tls_socket import TlsSocket
+
     host, _ = parse_address(source.address)
     name = tls.peer_name(source.host, host)
     host_in = tls.host_in
-    context = tls.client if host_in is None else tls.peers
     try:
-        secured = context.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
+        secured = TlsSocket(connection, tls.credentials, name, compared=host_in is None)
         use(secured)
-        secured.settimeout(timeout_s)
-        secured.do_handshake()
-    except ssl.SSLCertVerificationError as error:
-        raise Unreachable(f"{source} has no valid certificate for {name}: {why(error)}") from None
-    except (OSError, ValueError) as error:
-        plain = getattr(error, "reason", None) == "WRONG_VERSION_NUMBER"
-        reason = "it does not speak TLS, as this agent does" if plain else str(error)
+        secured.handshake(timeout_s)
+        found = host_in(secured.certificate()) if host_in is not None else source.host
+    except TlsError as error:
+        if error.unverified:
+            raise Unreachable(f"{source} has no valid certificate for {name}: {error}") from None
+        reason = "it does not speak TLS, as this agent does" if error.plain else str(error)
         raise Unreachable(f"{source} at {source.address}: no TLS connection: {reason}") from None
-    try:
-        found = host_in(secured.getpeercert()) if host_in is not None else source.host
+    except (OSError, ValueError) as error:
+        raise Unreachable(f"{source} at {source.address}: no TLS connection: {error}") from None
     except Refused as error:
         raise Unreachable(f"{source} at {source.address}: {error.what}") from None
     if found != source.host:
         raise Unreachable(f"{source} at {source.address} shows a certificate of {found or 'no host'}")
     return secured
-
-
-def why(error: ssl.SSLError) -> str:
-    """The cause of a TLS failure, in a few words."""
-    return getattr(error, "verify_message", "") or error.reason or str(error)
 
 
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # struct tcp_info, tcpi_bytes_received (linux/tcp.h)

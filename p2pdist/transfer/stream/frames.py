@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import select
 import socket
-import ssl
 import struct
 import threading
 import time
@@ -35,6 +34,7 @@ from collections.abc import Iterable
 
 from p2pdist.model.messages import STREAM_END
 from p2pdist.model.pieces import PieceLayout
+from p2pdist.transfer.tls import TlsConnection
 
 STREAM_PATH = "/v1/streams"
 STREAM_TYPE = "application/vnd.p2pdist.stream"
@@ -236,14 +236,14 @@ class TlsFrameReader:
     While frames come slowly the thread sleeps until much of a frame is there, as FrameReader's
     does: encrypted bytes are never fewer than those that they hold, and TLS takes whole records
     from a connection that blocks, so a mark of what a frame still lacks is always reached. With a
-    time limit the ssl module waits for the connection itself, within a record as well, and then
+    time limit TlsSocket waits for the connection itself, within a record as well, and then
     there is no mark.
 
     On an event loop the connection does not block, and TLS may have taken the beginning of a record
     whose rest is yet to come: then the mark is lower by a record.
     """
 
-    def __init__(self, connection: ssl.SSLSocket, data_max: int) -> None:
+    def __init__(self, connection: TlsConnection, data_max: int) -> None:
         self._connection = connection
         self._buffer = memoryview(bytearray(_DATA_AT + data_max))
         self._taken = 0
@@ -273,8 +273,11 @@ class TlsFrameReader:
 
     def data(self, length: int) -> memoryview:
         """The data of that frame, valid until `done`. Raises CutShort and OSError."""
-        while self._taken < FRAME.size + length:
-            self._take(FRAME.size + length)
+        end = FRAME.size + length
+        if self._rate.fast and self._connection.gettimeout() is None:
+            self._take_all(end)
+        while self._taken < end:
+            self._take(end)
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
     @property
@@ -347,12 +350,23 @@ class TlsFrameReader:
         self._taken += count
         self._there -= count
 
+    def _take_all(self, end: int) -> None:
+        """Take the frame's first `end` bytes as they come, in one call."""
+        view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
+        if len(view) == 0:
+            return
+        count = self._connection.recv_all_into(view)
+        self._taken += count
+        if count < len(view):
+            raise CutShort(len(view) - count)
+        self._there = 0
+
     def _take_if_there(self, end: int, least: int) -> bool:
         """Take what has come of the frame's first `end` bytes; whether that makes `least`."""
         while self._taken < end:
             try:
                 count = self._connection.recv_into(self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end])
-            except ssl.SSLWantReadError:
+            except BlockingIOError:
                 self._within = True
                 break
             if not count:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +41,7 @@ from p2pdist.transfer.stream.frames import (
     stream_length,
 )
 from p2pdist.transfer.stream.response import MalformedResponse, read_head
+from p2pdist.transfer.tls import TlsConnection
 
 State = Literal["opening", "receiving", "last piece", "end due", "end optional", "closing", "ended"]
 """opening: no response has come. receiving: pieces come. last piece: the stream closes after the
@@ -237,8 +237,7 @@ class StripeStream:
         self.woken.set()
         if self.connection is not None:
             try:
-                # Not the method of an SSLSocket, which takes the connection for plain from then on.
-                socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
+                self.connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 logger.debug("stream %d: the connection had ended before", self.number)
 
@@ -275,7 +274,7 @@ class StripeStream:
         self._reusable, self.waits = response.reusable, response.waits
         self.responded_s = time.monotonic() - self._opened_at
         data_max = min(self._layout.piece_size, self._layout.size)
-        secured = connection if isinstance(connection, ssl.SSLSocket) else None
+        secured = connection if isinstance(connection, TlsConnection) else None
         frames = TlsFrameReader(secured, data_max) if secured is not None else FrameReader(connection, data_max)
         with self._lock:
             self.frames = frames

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 import socket
-import ssl
 from dataclasses import dataclass
 
 import msgspec
 
 from p2pdist.model.errors import UNDECODABLE, P2PDistError, Unavailable, from_problem
+from p2pdist.transfer.tls import TlsConnection
 
 HEAD_BYTES_MAX = 16 << 10
 PROBLEM_BYTES_MAX = 64 << 10
@@ -54,7 +54,7 @@ def read_head(connection: socket.socket) -> Head:
     while not taken.endswith(_END):
         if len(taken) >= HEAD_BYTES_MAX:
             raise MalformedResponse(f"the head of the answer is longer than {HEAD_BYTES_MAX} bytes")
-        count = _until_end(taken) if isinstance(connection, ssl.SSLSocket) else _seen_of_head(connection, taken)
+        count = _until_end(taken) if isinstance(connection, TlsConnection) else _seen_of_head(connection, taken)
         taken += _take(connection, count)
     return parse_head(taken)
 
