@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 import uvloop
 from aiohttp import web
+from authority import Authority
 from stream_rig import PIECE, Copy, Handler, RawPeer, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.transfer.problems import problems
 from p2pdist.transfer.stream import loop_receiver
+from p2pdist.transfer.tls import Tls
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -88,6 +90,16 @@ async def receiver(
         if stream in receiver.started:
             assert await asyncio.to_thread(stream.join, 5.0), "a receiver thread is left behind"
     os.close(receiver.copy.descriptor)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def tls(authority: Authority) -> Tls:
+    return Tls(authority.issue())
 
 
 @pytest.fixture

@@ -31,16 +31,6 @@ from p2pdist.transfer.tls import Tls, TlsFiles
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest.fixture
-def tls(authority: Authority) -> Tls:
-    return Tls(authority.issue())
-
-
-@pytest.fixture
 async def secured(blob: SampleBlob, start_app: StartApp, tls: Tls) -> Server:
     server = Server(blob)
     server.port = await start_app("POST", "/v1/streams", server.streams, tls.server)

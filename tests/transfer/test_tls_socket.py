@@ -85,16 +85,6 @@ def peer() -> Iterator[Callable[[Behave], Peer]]:
         one.close()
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest.fixture
-def tls(authority: Authority) -> Tls:
-    return Tls(authority.issue())
-
-
 def speaking(context: ssl.SSLContext, then: Callable[[ssl.SSLSocket], None] = lambda secured: None) -> Behave:
     def behave(connection: socket.socket) -> None:
         with context.wrap_socket(connection, server_side=True) as secured:

@@ -353,8 +353,6 @@ class TlsFrameReader:
     def _take_all(self, end: int) -> None:
         """Take the frame's first `end` bytes as they come, in one call."""
         view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
-        if len(view) == 0:
-            return
         count = self._connection.recv_all_into(view)
         self._taken += count
         if count < len(view):
