@@ -4,6 +4,7 @@ changed between versions, short forms."""
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -33,6 +34,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "weights.bin").write_bytes(b"w" * 5000)
     assert run(tmp_path, "blob", "push", tmp_path / "weights.bin").returncode == 0
     return tmp_path
+
+
+@pytest.fixture
+def own_place(place: Path, tmp_path: Path) -> Path:
+    """A copy of `place` that the test may change."""
+    return shutil.copytree(place, tmp_path / "place", symlinks=True)
 
 
 def run(place: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -108,21 +115,21 @@ def test_changes_are_named_with_what_changed_and_without_directories(place: Path
     } in document["changes"]
 
 
-def test_quiet_prints_results_alone(place: Path) -> None:
-    done = run(place, "pack", place / "source", "-t", "team/app:v3", "-q")
+def test_quiet_prints_results_alone(own_place: Path) -> None:
+    done = run(own_place, "pack", own_place / "source", "-t", "team/app:v3", "-q")
     assert done.stdout.startswith("team/app:v3  sha256:") and done.stdout.count("\n") == 1 and done.stderr == ""
-    done = run(place, "push", "team/app:v3", "--quiet")
+    done = run(own_place, "push", "team/app:v3", "--quiet")
     assert done.stdout.startswith("team/app:v3  sha256:") and done.stdout.count("\n") == 1 and done.stderr == ""
 
 
-def test_one_reason_for_many_files_is_one_line(place: Path) -> None:
+def test_one_reason_for_many_files_is_one_line(own_place: Path) -> None:
     """What --reproducible leaves out is counted, and the first one is named."""
     for number in range(30):
-        (place / "source" / f"m{number:02}.py").write_text("this is no Python (")
-        cache = place / "source" / "__pycache__"
+        (own_place / "source" / f"m{number:02}.py").write_text("this is no Python (")
+        cache = own_place / "source" / "__pycache__"
         cache.mkdir(exist_ok=True)
         (cache / f"m{number:02}.cpython-399.pyc").write_bytes(b"magic, and code")
-    done = run(place, "pack", place / "source", "-t", "team/app:v4", "--reproducible")
+    done = run(own_place, "pack", own_place / "source", "-t", "team/app:v4", "--reproducible")
     assert done.returncode == 0
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("left out:"))
     assert line.startswith("left out: 30 files (") and "such as __pycache__/m00.cpython-399.pyc" in line
