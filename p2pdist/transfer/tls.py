@@ -162,6 +162,7 @@ class Tls:
         files, former = self.files, dict(self._former) if self._keeps_former else {}
         server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         server.verify_mode = ssl.CERT_OPTIONAL if self._strangers else ssl.CERT_REQUIRED
+        server.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE  # receivers of streams prefer the cheapest
         server.num_tickets = 0  # streams are long; a session that is resumed would outlive its certificate
         try:
             chain, key = _pem(files.certificate), _pem(files.key)

@@ -522,6 +522,26 @@ def test_older_tls_is_refused(peer: Callable[[Behave], Peer], authority: Authori
         opened(peer(speaking(context)), tls)
 
 
+@pytest.mark.parametrize(
+    ("only", "taken"), [(None, "TLS_AES_128_GCM_SHA256"), ("TLS_AES_256_GCM_SHA384", "TLS_AES_256_GCM_SHA384")]
+)
+def test_an_agent_serves_streams_by_the_cheapest_cipher_that_it_may(
+    peer: Callable[[Behave], Peer], tls: Tls, monkeypatch: pytest.MonkeyPatch, only: str | None, taken: str
+) -> None:
+    if only:
+        monkeypatch.setattr(tls_socket, "CIPHERS", only.encode())
+    found: list[str] = []
+
+    def tell(secured: ssl.SSLSocket) -> None:
+        name, _, _ = secured.cipher() or ("", "", 0)
+        found.append(name)
+        secured.sendall(b"x")
+
+    with opened(peer(speaking(tls.server, tell)), tls) as connection:
+        assert connection.recv(1) == b"x"
+    assert found == [taken]
+
+
 def test_a_client_certificate_is_refused_after_the_handshake(
     peer: Callable[[Behave], Peer], authority: Authority, tls: Tls, tmp_path: Path
 ) -> None:
