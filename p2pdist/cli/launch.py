@@ -124,6 +124,9 @@ def _start_again() -> None:
     kept = {"-s": sys.flags.no_user_site, "-B": sys.flags.dont_write_bytecode, "-P": sys.flags.safe_path}
     kept |= {"-Xutf8": sys.flags.utf8_mode, "-u": bool(os.environ.get("PYTHONUNBUFFERED"))}
     options = [option for option, given in kept.items() if given]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, f"__{name}__") is None:
+            os.close(number)  # as it was found, which tells export that nobody reads
     os.execv(sys.executable, [sys.executable, "-E", *options, *sys.orig_argv[1:]])  # noqa: S606
 
 

@@ -295,12 +295,15 @@ def test_an_export_whose_reader_stands_still_can_be_ended(place: Path, number: s
         assert process.wait(60) == 128 + number
 
 
-def test_no_tar_goes_where_standard_output_is_closed(place: Path) -> None:
+@pytest.mark.parametrize("variables", [{}, {"PYTHONWARNINGS": "default"}], ids=["at_once", "started_again"])
+def test_no_tar_goes_where_standard_output_is_closed(place: Path, variables: dict[str, str]) -> None:
     """Under whichever name; a file is written as ever."""
+    environ = {**os.environ, **variables}
     done(place, "pack", place / "src", "-t", "a/b:v1", "--format", "tree")
     command = f"exec {sys.executable} -m p2pdist export a/b:v1 --tar --layout {place}/layout -o"
     for target, code in (("-", 1), ("/dev/stdout", 1), (place / "tar", 0)):
-        made = subprocess.run(["sh", "-c", f"{command} {target} >&-"], capture_output=True, text=True, check=False)
+        words = ["sh", "-c", f"{command} {target} >&-"]
+        made = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
         assert (made.returncode, "standard output is closed" in made.stderr) == (code, bool(code))
     assert tarfile.is_tarfile(place / "tar")
 
