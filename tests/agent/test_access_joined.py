@@ -30,6 +30,7 @@ from p2pdist.model.access import SKEW_S, TICKET_HEADER, TICKET_S, Ticket, encode
 from p2pdist.model.errors import Refused, Unavailable, UsageError
 from p2pdist.model.messages import Access, Joined, JoinRequest
 from p2pdist.transfer.names import NAMES, Resolver
+from p2pdist.transfer.stream import tls_socket
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 DATA = os.urandom(1 << 20)
@@ -109,6 +110,13 @@ async def test_an_agent_waits_for_its_first_tracker(site: AccessSite) -> None:
     assert not starting.done()
     await site.tracker.start()
     await asyncio.wait_for(starting, 60)
+
+
+async def test_what_streams_need_is_made_before_the_first_one(site: AccessSite) -> None:
+    host = await site.agent("h0")
+    tls = host.agent.access.tls
+    assert tls is not None
+    await until(lambda: tls.credentials in tls_socket._contexts)
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, 2 * 86400.0])

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from authority import DAY, Authority
@@ -28,10 +29,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from OpenSSL import SSL
 
-from p2pdist.model.errors import Refused
+from p2pdist.model.errors import Refused, UsageError
 from p2pdist.model.plan import Source
 from p2pdist.transfer.stream import tls_socket
-from p2pdist.transfer.stream.connections import Unreachable, secure
+from p2pdist.transfer.stream.connections import Unreachable, prepare, secure
 from p2pdist.transfer.stream.tls_socket import TlsSocket, described
 from p2pdist.transfer.tls import Tls, TlsConnection, TlsError, TlsFiles
 
@@ -894,6 +895,23 @@ def test_what_pyopenssl_keeps_to_itself_is_there() -> None:
         assert hasattr(tls_socket._lib, name), name
     assert hasattr(SSL.Connection(SSL.Context(SSL.TLS_CLIENT_METHOD)), "_ssl")
     assert hasattr(SSL.Connection, "_raise_ssl_error")
+
+
+def test_what_streams_need_is_made_before_the_first(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And certificates that it cannot use are told then."""
+    prepare(tls)
+    made: list[object] = []
+    monkeypatch.setattr(tls_socket, "_made", made.append)
+    tls_socket.context_of(tls.credentials)
+    assert made == []
+    with monkeypatch.context() as broken, pytest.raises(UsageError, match="cannot use"):
+        broken.setattr(tls_socket, "_made", failing)
+        tls.reload()
+        prepare(tls)
+
+
+def failing(credentials: object) -> NoReturn:
+    raise ValueError("no such curve")
 
 
 def test_plain_agents_do_not_load_it() -> None:

@@ -21,6 +21,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.messages import Access, Priority
 from p2pdist.store.store import BlobStore
+from p2pdist.transfer.stream.connections import prepare
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 WATCH_S = 10.0
@@ -51,6 +52,8 @@ class AgentAccess:
         self.tls: Tls | None = identity.tls if identity is not None else None
         if identity is None and files is not None:
             self.tls = Tls(files)
+        if self.tls is not None:
+            prepare(self.tls)
         self.tickets = Tickets()
         self.callers = LocalCallers()
         self.peers = Peers(
@@ -144,6 +147,8 @@ class AgentAccess:
                 await asyncio.to_thread(self._membership.trust, authorities)
             elif self.tls is not None:
                 await asyncio.to_thread(self.tls.trust, authorities)
+            if self.tls is not None:
+                await asyncio.to_thread(prepare, self.tls)
         except (P2PDistError, OSError) as error:
             logger.warning("the fleet's authorities stay as they were: %s", error)
 

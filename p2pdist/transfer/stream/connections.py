@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from p2pdist.model.address import Vicinity, parse_address
-from p2pdist.model.errors import Refused
+from p2pdist.model.errors import Refused, UsageError
 from p2pdist.model.plan import Source
 from p2pdist.transfer.names import NAMES, require_near
 from p2pdist.transfer.tls import Tls, TlsConnection, TlsError
@@ -146,6 +146,18 @@ def connect(
         except OSError as error:
             failure = error
     raise Unreachable(f"{source} at {source.address} cannot be reached: {failure.strerror or failure}")
+
+
+def prepare(tls: Tls) -> None:
+    """Load what `secure` needs and make its context, so that the first streams do not wait for it:
+    where many begin at once, these 20 ms of each make hosts look slow. Raises UsageError for
+    certificates that it cannot use."""
+    from p2pdist.transfer.stream.tls_socket import context_of
+
+    try:
+        context_of(tls.credentials)
+    except TlsError as error:
+        raise UsageError(str(error), remedy="Give PEM files with --tls-cert, --tls-key and --tls-ca") from error
 
 
 def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, *, timeout_s: float) -> TlsConnection:
