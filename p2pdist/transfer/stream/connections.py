@@ -150,7 +150,7 @@ def connect(
 
 def prepare(tls: Tls) -> None:
     """Load what `secure` needs and make its context, so that the first streams do not wait for it:
-    where many begin at once, these 20 ms of each make hosts look slow. Raises UsageError for
+    where many begin at once, these 16 ms of each make hosts look slow. Raises UsageError for
     certificates that it cannot use."""
     from p2pdist.transfer.stream.tls_socket import context_of
 

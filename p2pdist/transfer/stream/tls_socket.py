@@ -10,7 +10,7 @@ stands for no host. With access on the name is left to `Tls.host_in`, which read
 Invariants: no byte is sent or handed out before the handshake has verified the peer; whatever is
 not understood raises. The context is that of the newest Credentials.
 
-Only `secure` imports this module, when a stream over TLS is opened.
+Only connections.py imports this module, when an agent with certificates starts.
 """
 
 from __future__ import annotations
