@@ -14,13 +14,14 @@ import pytest
 from aiohttp import ClientError, ClientSession, TCPConnector
 from joined_rig import FLEET, AccessSite, Running, access_site, certificate_of, until
 
+from p2pdist.agent.access import service as access_service
 from p2pdist.agent.access import tickets as tickets_module
 from p2pdist.agent.access.tickets import ASK_S, REFUSED_ASK_S, RENEW_AFTER_S, Tickets
 from p2pdist.credentials.authority import Authority, agent_dns, encode_key, expires_at, make_key, make_request
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.model.access import SKEW_S, TICKET_ALONE_S, TICKET_HEADER
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Refused
+from p2pdist.model.errors import Refused, UsageError
 from p2pdist.model.messages import Complaint
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.transfer.stream.connections import Unreachable, secure
@@ -161,6 +162,22 @@ async def test_rotation_breaks_no_stream_and_the_old_authority_goes(site: Access
         await get(stale, tracker.sign(digest, "h9", "start"))
     assert flows <= set(seed.agent.uplink._flows), "the stream that ran goes on"
     pull.cancel()
+
+
+async def test_authorities_that_streams_cannot_use_are_told(
+    site: AccessSite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await site.agent("h0")
+
+    def failing(tls: Tls) -> None:
+        raise UsageError("no such curve")
+
+    monkeypatch.setattr(access_service, "prepare", failing)
+    site.tracker.authorities.append(Authority.create(FLEET, now=time.time()))
+    await site.tracker.push_access()
+    await until(lambda: "streams from other hosts cannot use the fleet's authorities: no such curve" in caplog.text)
+    assert site.tracker.authorities[1].pem in (running.settings.store / "identity" / "authorities.pem").read_bytes()
+    assert "stay as they were" not in caplog.text
 
 
 async def test_old_tickets_count_while_no_tracker_answers(site: AccessSite) -> None:

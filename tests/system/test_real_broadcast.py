@@ -28,7 +28,8 @@ def test_every_agent_gets_the_blob_and_the_origin_is_read_once(site: Site) -> No
 
 @pytest.mark.slow
 def test_a_killed_agent_goes_on_where_it_was(site: Site) -> None:
-    """kill -9 at half: at most 16 pieces (of 64 KiB here) come twice."""
+    """kill -9 at half: at most 16 pieces (of 64 KiB here) come twice, and who waited for the pull
+    before has it."""
     digest = site.publish(32 * MIB)
     site.origin.rate_bytes_s = 8 * MIB
     agents = site.agents(4)
@@ -44,8 +45,7 @@ def test_a_killed_agent_goes_on_where_it_was(site: Site) -> None:
     assert again.bytes_cached >= before - 16 * 65536  # of what had come some may have come twice
     assert again.bytes_cached + again.bytes_origin + again.bytes_peers <= (32 * MIB) + 16 * 65536
     assert site.origin_bytes(digest) <= 1.05 * 32 * MIB
-    with pytest.raises(Exception, match=r"pull|agent"):
-        pulls[1].result()
+    assert pulls[1].result().state == "done"  # its client asked the agent anew
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from p2pdist.model.messages import STREAM_END
+from p2pdist.transfer.stream import frames
 from p2pdist.transfer.stream.frames import FRAME, ROOM, STEP_BYTES, CutShort, FrameReader, Rate
 
 PIECE = 64 << 10
@@ -90,6 +91,23 @@ def test_a_piece_that_nothing_follows_is_there_at_once(pair: Pair) -> None:
         sender.sendall(FRAME.pack(number, len(data)) + data)
         assert finishes(expect, shortest), f"piece {number} has come and is not seen"
         assert frames[-1] == (number, data)
+
+
+def test_a_fast_frame_whose_end_comes_late_is_there_with_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though an event loop had the connection be readable only with much of a frame before."""
+    monkeypatch.setattr(frames, "RATE_BYTES", 1)
+    monkeypatch.setattr(frames, "FAST_BYTES_S", 0.0)
+    sender, receiver = pair
+    reader = FrameReader(receiver, PIECE)
+    sender.sendall(FRAME.pack(0, PIECE) + bytes(PIECE))
+    take(reader, PIECE)
+    reader.expect(PIECE)
+    sender.sendall(FRAME.pack(1, PIECE) + bytes(1000))
+    taking = in_thread(take, reader, PIECE)
+    time.sleep(0.05)
+    sender.sendall(bytes(PIECE - 1000))
+    taking.join(10)
+    assert not taking.is_alive(), "it waits for what comes only with the next frame"
 
 
 def test_the_piece_under_way_is_known_before_it_is_whole(pair: Pair) -> None:

@@ -376,3 +376,37 @@ def test_a_record_of_which_tls_has_taken_a_part_is_waited_for_to_its_end(tls: Tl
         reader.expect(size)
         peer.taken.release()
     peer.close()
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["slow", "fast"])
+@pytest.mark.parametrize("rest", [1, 50, 100])
+def test_a_thread_gets_the_rest_of_a_record_when_it_comes(
+    tls: Tls, rest: int, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encrypted, a frame is a little longer than what its thread sleeps for: the end of its last
+    record may come later, and is less than that. So it is with frames that come fast, when an event
+    loop had the connection before."""
+    if fast:
+        monkeypatch.setattr(frames, "RATE_BYTES", 1)
+        monkeypatch.setattr(frames, "FAST_BYTES_S", 0.0)
+    sizes = [65536] * 4
+    sent = [FRAME.pack(number, size) + os.urandom(size) for number, size in enumerate(sizes)]
+    peer = Halting(tls, sent, rest)
+    reader = TlsFrameReader(peer.connection, max(sizes))
+    taken = []
+
+    def read() -> None:
+        for size in sizes:
+            reader.head(size)
+            taken.append(bytes(reader.data(size)))
+            reader.done()
+            if fast:
+                reader.expect(size)
+                peer.connection.settimeout(None)
+            peer.taken.release()
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert taken == [frame[FRAME.size :] for frame in sent], "it waits for what comes only with the next frame"
+    peer.close()

@@ -157,7 +157,7 @@ def prepare(tls: Tls) -> None:
     try:
         context_of(tls.credentials)
     except TlsError as error:
-        raise UsageError(str(error), remedy="Give PEM files with --tls-cert, --tls-key and --tls-ca") from error
+        raise UsageError(str(error), remedy="See that certificate, key and authorities are PEM files") from error
 
 
 def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, *, timeout_s: float) -> TlsConnection:

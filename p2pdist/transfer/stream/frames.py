@@ -133,6 +133,7 @@ class FrameReader:
         end = FRAME.size + length
         while self._taken < end:
             if self._rate.fast:
+                self._set_mark(1)  # or recv would be woken only when as much is there anew
                 self._take(end, socket.MSG_WAITALL)
             else:
                 step = min(end, self._taken + STEP_BYTES)
@@ -263,8 +264,8 @@ class TlsFrameReader:
         length. Raises CutShort and OSError, and TimeoutError when nothing comes for `timeout_s`."""
         if self._within:  # what is left of the record may be less than a mark
             self._within, self._there = False, RECORD_MAX
+        self._set_mark(1)
         if timeout_s is not None:
-            self._set_mark(1)
             self._connection.settimeout(timeout_s)
         while self._taken < FRAME.size:
             self._take(FRAME.size + shortest)
@@ -344,6 +345,7 @@ class TlsFrameReader:
             self._there = min(len(view), STEP_BYTES)
             self._set_mark(self._there)
             self._poll.poll()
+            self._set_mark(1)  # TLS waits for the rest of a record, which is less
         count = self._connection.recv_into(view)
         if not count:
             raise CutShort(len(view))
