@@ -49,6 +49,10 @@ DESCRIPTORS_A_CONNECTION = 4
 """The connection, the copy through which files are sent, the file, and one for everything else."""
 
 HANDSHAKE_S_MAX = 10.0
+SHUTDOWN_S_MAX = 2.0
+"""How long a connection over TLS that ends waits for the peer's word of it: who receives a stream
+may sleep until the connection itself has ended."""
+
 ACCEPTS_MAX = 16
 """Connections taken before the event loop runs other tasks."""
 
@@ -247,6 +251,7 @@ class _Accepted:
                 self._connection,
                 ssl=tls,
                 ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=SHUTDOWN_S_MAX if tls is not None else None,
             )
         except OSError as error:
             logger.debug("a connection ends before its first request: %r", error)

@@ -335,6 +335,10 @@ async def test_pieces_that_readers_wait_for_come_first_and_once_along_the_whole_
     wanted = sorted(set(range(pieces)) - before[0])[-5:]
     await asyncio.wait_for(asyncio.gather(*(pull.demand(wanted) for pull in pulls)), 60)
     await asyncio.sleep(0.2)
+    for pull in (between, *pulls):
+        stripes = {number: stripe for number, (_, stripe) in pull._streams._sources.items()}
+        shared = {stripes[number] for number, stream in pull._streams._open.items() if stream._stream._shared}
+        assert shared == {piece % pull.blob.layout.stripes for piece in wanted}, "they may end without these pieces"
     assert set(between.blob.have) == before[0] | set(wanted)
     assert seed.agent.uplink.sent_bytes_total - before[1] == len(wanted) * PIECE
     assert {pull.priority for pull in (between, *pulls)} == {"preseed"}

@@ -48,7 +48,7 @@ async def test_every_piece_is_told_with_its_priority(receiver: Receiver, server:
 async def test_a_stream_that_is_held_reads_no_further(receiver: Receiver, server: Server) -> None:
     stream = receiver.open(server.port, pacer=Pacer(Book(FOR_EVER_S)))
     await receiver.until(lambda: receiver.received(stream) == [0])
-    await receiver.until(lambda: stream.held_back)
+    await until(lambda: stream.held_back)
     await asyncio.sleep(0.1)
     assert receiver.received(stream) == [0]
     stream.close()

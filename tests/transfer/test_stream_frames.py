@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import socket
 import threading
 import time
@@ -108,6 +109,46 @@ def test_a_fast_frame_whose_end_comes_late_is_there_with_it(pair: Pair, monkeypa
     sender.sendall(bytes(PIECE - 1000))
     taking.join(10)
     assert not taking.is_alive(), "it waits for what comes only with the next frame"
+
+
+@pytest.mark.parametrize("sleeps", [True, False], ids=["while a thread sleeps", "before"])
+def test_an_end_that_nobody_promised_is_there_at_once_after_shorten(pair: Pair, sleeps: bool) -> None:
+    sender, receiver = pair
+    reader, frames = FrameReader(receiver, PIECE), list[tuple[int, int]]()
+
+    def head() -> None:
+        frames.append(reader.head(PIECE))
+
+    if not sleeps:
+        reader.shorten()
+    taking = in_thread(head)
+    if sleeps:
+        time.sleep(0.05)
+        reader.shorten()
+    sender.sendall(FRAME.pack(STREAM_END, 0))
+    taking.join(10)
+    assert frames == [(STREAM_END, 0)]
+
+
+def test_a_connection_is_readable_with_the_frame_whose_beginning_was_taken(pair: Pair) -> None:
+    """An event loop may be woken before much is there, as when memory is short."""
+    sender, receiver = pair
+    reader, waiting = FrameReader(receiver, PIECE), select.poll()
+    waiting.register(receiver, select.POLLIN)
+    for taken in range(1, FRAME.size):
+        reader.expect(PIECE)
+        frame = FRAME.pack(taken, PIECE) + bytes(PIECE)
+        sender.sendall(frame[:taken])
+        while reader._taken < taken:
+            assert reader.head_if_there(PIECE) is None
+        sender.sendall(frame[taken:])
+        head = data = None
+        while data is None:
+            assert waiting.poll(10_000), "it waits for what comes only with the next frame"
+            head = reader.head_if_there(PIECE)
+            data = reader.data_if_there(PIECE) if head is not None else None
+        assert head == (taken, PIECE)
+        reader.done()
 
 
 def test_the_piece_under_way_is_known_before_it_is_whole(pair: Pair) -> None:

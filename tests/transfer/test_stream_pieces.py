@@ -7,12 +7,13 @@ import threading
 import time
 
 import pytest
-from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server
+from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.pieces import PieceSet
 from p2pdist.transfer.stream.events import StreamClosed
 from p2pdist.transfer.stream.frames import FRAME
+from p2pdist.transfer.tls import Tls
 
 
 async def test_a_whole_stripe_arrives_in_order(server: Server, receiver: Receiver, blob: SampleBlob) -> None:
@@ -197,3 +198,23 @@ async def test_close_before_start_connects_to_nobody(server: Server, receiver: R
     stream.start()
     assert (await receiver.closed(stream)).reason == "closed"
     assert server.outgoing == []
+
+
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "over TLS"])
+async def test_a_source_may_leave_out_what_another_stream_brings(
+    receiver: Receiver, blob: SampleBlob, start_app: StartApp, tls: Tls, secured: bool
+) -> None:
+    """Also when the receiver already sleeps until much more has come than the closing frame."""
+    server, available = Server(blob), {1, 5, 9}
+    server.make = lambda layout, wanted: Pieces(layout, wanted, available=available)
+    server.port = await start_app("POST", "/v1/streams", server.streams, tls.server if secured else None)
+    stream = receiver.open(server.port, stripe=1, stripes=4, tls=tls if secured else None)
+    await receiver.until(lambda: receiver.received(stream) == [1, 5, 9])
+    await asyncio.sleep(0.05)
+    stream.share()
+    server.outgoing[0].todo[1:] = []  # the next one is waited for
+    available.add(13)
+    server.outgoing[0].news.set()
+    async with asyncio.timeout(10):
+        assert (await receiver.closed(stream)).reason == "done"
+    assert receiver.received(stream) == [1, 5, 9, 13]

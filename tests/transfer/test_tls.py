@@ -22,6 +22,7 @@ from authority import Authority
 from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.errors import UsageError
+from p2pdist.model.messages import STREAM_END
 from p2pdist.transfer.stream import frames, tls_socket
 from p2pdist.transfer.stream.events import StreamClosed
 from p2pdist.transfer.stream.frames import FRAME, CutShort, TlsFrameReader
@@ -409,4 +410,26 @@ def test_a_thread_gets_the_rest_of_a_record_when_it_comes(
     thread.start()
     thread.join(10)
     assert taken == [frame[FRAME.size :] for frame in sent], "it waits for what comes only with the next frame"
+    peer.close()
+
+
+@pytest.mark.parametrize("sleeps", [True, False], ids=["while a thread sleeps", "before"])
+def test_an_end_that_nobody_promised_is_there_at_once_after_shorten(tls: Tls, sleeps: bool) -> None:
+    end = FRAME.pack(STREAM_END, 0)
+    peer = Halting(tls, [FRAME.pack(0, 65536) + bytes(65536), end], len(end))
+    reader, heads = TlsFrameReader(peer.connection, 65536), list[tuple[int, int]]()
+    reader.head(65536)
+    reader.data(65536)
+    reader.done()
+    if not sleeps:
+        reader.shorten()
+    thread = threading.Thread(target=lambda: heads.append(reader.head(65536)), daemon=True)
+    thread.start()
+    if sleeps:
+        time.sleep(0.05)
+        reader.shorten()
+    peer.taken.release()
+    thread.join(10)
+    assert heads == [(STREAM_END, 0)]
+    peer.taken.release()
     peer.close()

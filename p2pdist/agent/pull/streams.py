@@ -261,28 +261,39 @@ class PullStreams:
                 first=tuple if pieces else partial(self._waited_for, stripe),
             )
         else:
-            stream = IncomingStream(
-                source,
-                self._request(stripe, pieces, prefetch, hedge),
-                self._blob.layout,
-                self._blob.write if self._vouched is None else self._write_listed(number, self._vouched),
-                self._mail.post,
-                number=number,
-                tls=self._context.tls,
-                pacer=self._context.pacer_of(self._blob.digest),
-                connections=self._context.connections if self._stripes == 1 else None,
-                # A disk may hang, and the loop with it; so may a piece that waits for its hash.
-                inbox=self._mail if self._blob.in_memory and self._vouched is None else None,
-                fields=self._ticket(),
-                vicinity=self._context.vicinity,
-            )
+            stream = self._from_host(number, source, self._request(stripe, pieces, prefetch, hedge))
         self._open[number] = stream
         if isinstance(stream, IncomingStream):
             self._unread.opened(stream, demand=bool(pieces) and not hedge, priority=self.priority)
         stream.start()
 
+    def _from_host(self, number: int, source: Source, request: StreamRequest) -> IncomingStream:
+        if (request.demand or request.prefetch) and not request.rides and self._stripes > 1:
+            for other, stream in self._open.items():  # the source leaves out of them what this one brings
+                if isinstance(stream, IncomingStream) and self._sources[other] == (source, request.stripe):
+                    stream.share()
+        write: Callable[[int, memoryview], bool] = self._blob.write
+        if self._vouched is not None:
+            wait = self._hash_waits[number] = HashWait()
+            write = _write_listed(self._blob, wait)
+        return IncomingStream(
+            source,
+            request,
+            self._blob.layout,
+            write,
+            self._mail.post,
+            number=number,
+            tls=self._context.tls,
+            pacer=self._context.pacer_of(self._blob.digest),
+            connections=self._context.connections if self._stripes == 1 else None,
+            # A disk may hang, and the loop with it; so may a piece that waits for its hash.
+            inbox=self._mail if self._blob.in_memory and self._vouched is None else None,
+            fields=self._ticket(),
+            vicinity=self._context.vicinity,
+        )
+
     def _request(self, stripe: int, pieces: tuple[int, ...], prefetch: bool, hedge: bool) -> StreamRequest:
-        have = self._all_but(pieces) if pieces else self._stored_or_coming()
+        have = _all_but(pieces, self._blob.layout.count) if pieces else self._stored_or_coming()
         demand, pace = bool(pieces) and not hedge, self._paces.get(stripe)
         return StreamRequest(
             self._blob.digest,
@@ -299,27 +310,9 @@ class PullStreams:
             rides=demand and self.priority == "start" and self._stripes > 1 and not self._blob.layout.large,
         )
 
-    def _write_listed(self, number: int, vouched: VouchedPull) -> Callable[[int, memoryview], bool]:
-        """How a stream of a vouched blob stores a piece: its thread waits for the hash."""
-        wait = self._hash_waits[number] = HashWait()
-
-        def write(piece: int, data: memoryview) -> bool:
-            try:
-                return self._blob.write(piece, data, wait)
-            except Unlisted as error:
-                raise Ended("closed" if wait.cancelled else "stale", error.what) from error
-
-        return write
-
     def awaiting(self) -> list[int]:
         """The streams of which a piece has come whose hash is not listed yet."""
         return [number for number, wait in self._hash_waits.items() if wait.piece is not None]
-
-    def _all_but(self, pieces: tuple[int, ...]) -> PieceSet:
-        have = PieceSet.full(self._blob.layout.count)
-        for piece in pieces:
-            have.discard(piece)
-        return have
 
     def _stored_or_coming(self) -> PieceSet:
         have = PieceSet(self._blob.layout.count, self._blob.have.bits)
@@ -487,3 +480,22 @@ class PullStreams:
         if reason == "corrupt":
             self._context.count_rejected("corrupt")
         self._context.send_to_tracker(Complaint(self._blob.digest, stripe, ORIGIN.host, reason))
+
+
+def _write_listed(blob: Blob, wait: HashWait) -> Callable[[int, memoryview], bool]:
+    """How a stream of a vouched blob stores a piece: its thread waits for the hash."""
+
+    def write(piece: int, data: memoryview) -> bool:
+        try:
+            return blob.write(piece, data, wait)
+        except Unlisted as error:
+            raise Ended("closed" if wait.cancelled else "stale", error.what) from error
+
+    return write
+
+
+def _all_but(pieces: tuple[int, ...], count: int) -> PieceSet:
+    have = PieceSet.full(count)
+    for piece in pieces:
+        have.discard(piece)
+    return have

@@ -140,6 +140,11 @@ class IncomingStream:
         what a stream that is read seldom holds, others cannot know of."""
         self._stream.limit_unread(count)
 
+    def share(self) -> None:
+        """Other streams may bring pieces of this one from now on, which it leaves out then; from
+        any thread."""
+        self._stream.share()
+
     def start(self) -> None:
         """Connect and receive, in a new thread; once only."""
         self._start_thread(0.0)

@@ -108,7 +108,9 @@ class FrameReader:
         self._taken = 0
         """Bytes of the current frame in the buffer; written by `_take` and `done`."""
         self._mark = 1
-        """SO_RCVLOWAT in bytes; written by `_set_mark`."""
+        """SO_RCVLOWAT in bytes, 0 where it may be another; written by `_set_mark` and `shorten`."""
+        self._shortened = False
+        """Whether any frame may be an empty one; written by `shorten`, under the lock."""
         self._rate = Rate(time.monotonic())
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -117,13 +119,14 @@ class FrameReader:
     def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
         """Wait for the next frame, which has at least `shortest` bytes of data: its piece and
         length. Raises CutShort and OSError, and TimeoutError when nothing comes for `timeout_s`."""
-        end = min(FRAME.size + shortest, STEP_BYTES)
         waits = not self._rate.fast
         while self._taken < FRAME.size:
             if waits:
-                self._wait(1 if self._rate.fast else end - self._taken, timeout_s)
+                with self._lock:
+                    self._set_mark(1 if self._rate.fast else self._certain(shortest))
+                self._poll_for(timeout_s)
             with self._lock:
-                self._take(end, socket.MSG_DONTWAIT)
+                self._take(min(FRAME.size + shortest, STEP_BYTES), socket.MSG_DONTWAIT)
             waits = True
         piece, length = FRAME.unpack_from(self._buffer, _HEAD_AT)
         return piece, length
@@ -137,14 +140,23 @@ class FrameReader:
                 self._take(end, socket.MSG_WAITALL)
             else:
                 step = min(end, self._taken + STEP_BYTES)
-                self._wait(step - self._taken)
+                self._set_mark(step - self._taken)
+                self._poll_for()
                 self._take(step, socket.MSG_DONTWAIT)
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
     def expect(self, shortest: int) -> None:
         """Make the connection readable when the next frame, or much of it, has come; for an event
         loop, which does not wait in `head`."""
-        self._set_mark(min(FRAME.size + shortest, STEP_BYTES))
+        with self._lock:
+            self._set_mark(self._certain(shortest))
+
+    def shorten(self) -> None:
+        """Wait for no more than a head from now on, as any frame may be an empty one, whatever
+        `head` and `expect` are told; from any thread, while the connection is open."""
+        with self._lock:
+            self._shortened, self._mark = True, 0
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def head_if_there(self, shortest: int) -> tuple[int, int] | None:
         """The next frame's piece and length, without waiting: None while they have not come. Raises
@@ -152,8 +164,9 @@ class FrameReader:
         if self._taken < FRAME.size:
             with self._lock:
                 self._take(FRAME.size + shortest, socket.MSG_DONTWAIT)
-            if self._taken < FRAME.size:
-                return None
+                if self._taken < FRAME.size:
+                    self._set_mark(self._certain(shortest))
+                    return None
         piece, length = FRAME.unpack_from(self._buffer, _HEAD_AT)
         return piece, length
 
@@ -212,8 +225,12 @@ class FrameReader:
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._mark = count
 
-    def _wait(self, count: int, timeout_s: float | None = None) -> None:
-        self._set_mark(count)
+    def _certain(self, shortest: int) -> int:
+        """How many bytes of the next frame are certain to come, STEP_BYTES at most; the lock is
+        held."""
+        return min(FRAME.size + (0 if self._shortened else shortest), STEP_BYTES) - self._taken
+
+    def _poll_for(self, timeout_s: float | None = None) -> None:
         if not self._poll.poll(timeout_s * 1000 if timeout_s is not None else None):
             raise TimeoutError(f"nothing came for {timeout_s} s")
 
@@ -248,8 +265,11 @@ class TlsFrameReader:
         self._connection = connection
         self._buffer = memoryview(bytearray(_DATA_AT + data_max))
         self._taken = 0
+        self._lock = threading.Lock()
         self._mark = 1
-        """SO_RCVLOWAT in bytes; written by `_set_mark`."""
+        """SO_RCVLOWAT in bytes, 0 where it may be another; written by `_set_mark` and `shorten`."""
+        self._shortened = False
+        """Whether any frame may be an empty one; written by `shorten`, under the lock."""
         self._rate = Rate(time.monotonic())
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -268,7 +288,7 @@ class TlsFrameReader:
         if timeout_s is not None:
             self._connection.settimeout(timeout_s)
         while self._taken < FRAME.size:
-            self._take(FRAME.size + shortest)
+            self._take(FRAME.size + shortest, FRAME.size)
         piece, length = FRAME.unpack_from(self._buffer, _HEAD_AT)
         return piece, length
 
@@ -278,7 +298,7 @@ class TlsFrameReader:
         if self._rate.fast and self._connection.gettimeout() is None:
             self._take_all(end)
         while self._taken < end:
-            self._take(end)
+            self._take(end, end)
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
     @property
@@ -290,7 +310,14 @@ class TlsFrameReader:
         """Make the connection readable when the next frame, or much of it, has come; for an event
         loop, which does not wait in `head`."""
         self._connection.settimeout(0)
-        self._mark_missing(FRAME.size + shortest)
+        self._mark_missing(FRAME.size + shortest, FRAME.size)
+
+    def shorten(self) -> None:
+        """Wait for no more than a head from now on, as any frame may be an empty one, whatever
+        `head` and `expect` are told; from any thread, while the connection is open."""
+        with self._lock:
+            self._shortened, self._mark = True, 0
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def head_if_there(self, shortest: int) -> tuple[int, int] | None:
         """The next frame's piece and length, without waiting: None while they have not come. Raises
@@ -337,13 +364,16 @@ class TlsFrameReader:
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._mark = count
 
-    def _take(self, end: int) -> None:
-        """Take one record's part of the frame's first `end` bytes, once much of them is there."""
+    def _take(self, end: int, least: int) -> None:
+        """Take one record's part of the frame's first `end` bytes, once much of them is there, or
+        its first `least` when the reader was shortened."""
         view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
         waits = self._there <= 0 and not self._rate.fast and self._connection.gettimeout() is None
         if waits and not self._connection.pending():
-            self._there = min(len(view), STEP_BYTES)
-            self._set_mark(self._there)
+            with self._lock:
+                missing = (least if self._shortened else end) - self._taken
+                self._there = min(missing, STEP_BYTES)
+                self._set_mark(self._there)
             self._poll.poll()
             self._set_mark(1)  # TLS waits for the rest of a record, which is less
         count = self._connection.recv_into(view)
@@ -374,12 +404,13 @@ class TlsFrameReader:
             self._taken += count
             self._within = False
         if self._taken < least:
-            self._mark_missing(end)
+            self._mark_missing(end, least)
             return False
         return True
 
-    def _mark_missing(self, end: int) -> None:
+    def _mark_missing(self, end: int, least: int) -> None:
         """Make the connection readable when the frame's first `end` bytes have come, or many of
-        them."""
-        missing = min(end - self._taken, STEP_BYTES)
-        self._set_mark(max(1, missing - RECORD_MAX * self._within))
+        them; or its first `least` when the reader was shortened."""
+        with self._lock:
+            missing = min((least if self._shortened else end) - self._taken, STEP_BYTES)
+            self._set_mark(max(1, missing - RECORD_MAX * self._within))

@@ -166,7 +166,8 @@ class StripeStream:
         self._reusable = False
         """Whether the peer keeps the connection open after the stream; written by `begin`."""
         self._shared = request.rides or request.prefetch
-        """Whether other streams may bring pieces of this one, which it leaves out then."""
+        """Whether other streams may bring pieces of this one, which it leaves out then; written by
+        `share`, under the lock."""
         last = layout.count - 1
         self._last = last if missing and missing[-1] == last else None
         """The last piece of the blob, which may be shorter, while it is to come; written by
@@ -261,6 +262,14 @@ class StripeStream:
             self._unread_max = count
             if self.state in ("opening", "receiving"):
                 self._limit_unread()
+
+    def share(self) -> None:
+        """From any thread: other streams may bring pieces of this one from now on, which it leaves
+        out then."""
+        with self._lock:
+            self._shared = True
+            if self.frames is not None:
+                self.frames.shorten()
 
     def _limit_unread(self) -> None:
         if self._unread_max and self.connection is not None:
