@@ -37,6 +37,18 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No source is too late for a host: for tests that count what is read from the centre, where a
+    host that gets nothing for a moment turns, and of which a busy machine may make many."""
+    from p2pdist.core.download import download, stillness, stripe
+
+    monkeypatch.setattr(stripe, "STARVED_MAX", 0)
+    monkeypatch.setattr(stillness, "STARVED_STILLS", 1e9)
+    for module in (stillness, download):
+        monkeypatch.setattr(module, "STALL_FIRST_S", 60.0)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--turn 3/10`: every tenth of the selected tests, beginning with the fourth; `0,1/3`: two of
     three."""

@@ -54,6 +54,7 @@ def held(agent: Agent, image: Made) -> dict[Digest, bytes]:
     return {digest: blob.path.read_bytes() for digest, blob in found.items() if blob is not None and blob.complete}
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_hosts_that_pull_an_image_at_once_take_one_copy_from_its_registry(odd: Odd, site: ImageSite) -> None:
     image = publish(odd)
     agents = [await site.agent(f"h{number}") for number in range(4)]
@@ -155,6 +156,7 @@ async def test_a_tracker_that_was_restarted_lets_hosts_go_on_with_images_that_th
     assert (await pulled(agent, f"docker://{odd.address}/team/app:v1")).status().bytes_upstream == image.size
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_preseed_of_an_image_pins_it_and_ranks_hosts(odd: Odd, site: ImageSite) -> None:
     image = publish(odd)
     agents = {name: await site.agent(name) for name in ("h1", "h2", "h3")}
@@ -295,6 +297,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 
 @needs_registry
+@pytest.mark.usefixtures("unhurried")
 async def test_hosts_read_a_private_registry_without_an_account(
     guarded: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def held(host: Host) -> int:
 # -- as it should be
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_four_hosts_cost_upstream_one_copy(site: Site) -> None:
     hosts = await site.agents(4)
     blobs = await pull_all(hosts, DATA)
@@ -59,6 +60,7 @@ async def test_four_hosts_cost_upstream_one_copy(site: Site) -> None:
 
 
 @pytest.mark.parametrize("size", [1, PIECE, 3 * PIECE + 1])
+@pytest.mark.usefixtures("unhurried")
 async def test_a_small_blob_comes_the_same_way(site: Site, size: int) -> None:
     data = site.upstream.data = random.Random(size).randbytes(size)
     hosts = await site.agents(3)
@@ -82,6 +84,7 @@ async def test_what_is_here_is_not_fetched_again(site: Site) -> None:
     assert site.upstream.bytes_sent == sent
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_host_joins_while_the_list_grows(site: Site) -> None:
     site.upstream.rate_bytes_s = 4e6
     first, second = await site.agents(2)

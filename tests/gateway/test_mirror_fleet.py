@@ -90,6 +90,7 @@ def is_copy(directory: Path, image: Image) -> bool:
     )
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_hosts_that_start_at_once_take_one_copy(mirrors: Mirrors, image: Image, tmp_path: Path) -> None:
     before, size = mirrors.sent(), sum(map(len, image.blobs.values()))
     started = [await mirrors.start(f"h{number}") for number in range(HOSTS)]
