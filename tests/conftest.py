@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -35,6 +36,15 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as under nohup(1)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+def entered_path() -> Iterator[Path]:
+    """A directory that any user may enter. Those of pytest are its user's alone, and each pytest
+    that starts sees to that."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
 
 
 @pytest.fixture

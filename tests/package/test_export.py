@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Iterator
 from io import BytesIO
@@ -511,24 +510,21 @@ def test_what_its_owner_may_not_read_keeps_its_mode_in_a_tar(tmp_path: Path) -> 
 
 
 @pytest.mark.root
-def test_a_tar_is_the_same_whoever_writes_it(tmp_path: Path) -> None:
+def test_a_tar_is_the_same_whoever_writes_it(entered_path: Path) -> None:
     """Files of a tree may be written to by their owner, also where another user exports them."""
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/file").write_text("data")
-    (tmp_path / "source/file").chmod(0o644)
+    (entered_path / "source").mkdir()
+    (entered_path / "source/file").write_text("data")
+    (entered_path / "source/file").chmod(0o644)
     command = [sys.executable, "-m", "p2pdist"]
-    layout = ["--layout", str(tmp_path / "layout")]
+    layout = ["--layout", str(entered_path / "layout")]
     subprocess.run(
-        [*command, "pack", tmp_path / "source", "-t", "a:1", "--format", "tree", *layout], check=True, timeout=60
+        [*command, "pack", entered_path / "source", "-t", "a:1", "--format", "tree", *layout], check=True, timeout=60
     )
-    for path in (tmp_path, tmp_path / "layout", *(tmp_path / "layout").rglob("*")):
+    for path in (entered_path, entered_path / "layout", *(entered_path / "layout").rglob("*")):
         os.chown(path, 65534, 65534)
-    for parent in tmp_path.parents:
-        if Path(tempfile.gettempdir()) in parent.parents:
-            parent.chmod(parent.stat().st_mode | 0o055)
     tars = []
     for user in (0, 65534):
-        output = tmp_path / f"{user}.tar"
+        output = entered_path / f"{user}.tar"
         words = ["export", "a:1", "--tar", "-o", str(output), *layout]
         subprocess.run([*command, *words], user=user, group=user, extra_groups=[], check=True, timeout=60)
         tars.append(output.read_bytes())
