@@ -22,6 +22,7 @@ from test_mirror_skopeo import configuration, skopeo
 
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.mirror import make_mirror_app
+from p2pdist.gateway.registry import mirror
 from p2pdist.model.errors import NotFound
 from p2pdist.model.image import image_name
 from p2pdist.model.upstream import parse_upstream
@@ -91,7 +92,10 @@ def is_copy(directory: Path, image: Image) -> bool:
 
 
 @pytest.mark.usefixtures("unhurried")
-async def test_hosts_that_start_at_once_take_one_copy(mirrors: Mirrors, image: Image, tmp_path: Path) -> None:
+async def test_hosts_that_start_at_once_take_one_copy(
+    mirrors: Mirrors, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "BEGIN_S", 60.0)  # a machine may be so busy that a first piece takes 2 s
     before, size = mirrors.sent(), sum(map(len, image.blobs.values()))
     started = [await mirrors.start(f"h{number}") for number in range(HOSTS)]
     places = [tmp_path / f"host{number}" for number in range(HOSTS)]
@@ -99,7 +103,7 @@ async def test_hosts_that_start_at_once_take_one_copy(mirrors: Mirrors, image: I
         *(mirrors.copy(url, place) for (_, url), place in zip(started, places, strict=True))
     )
     for (agent, _), place, failure in zip(started, places, failures, strict=True):
-        assert is_copy(place, image), failure
+        assert not failure and is_copy(place, image), failure
         assert sum(agent.mirrored.bytes.values()) >= size
         assert not any(agent.mirrored.fallbacks.values())
     assert mirrors.sent() - before == size
