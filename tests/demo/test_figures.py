@@ -51,7 +51,7 @@ def test_good_figures_break_no_claim() -> None:
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
-        (change(good(), 1, origin_bytes=52_600_000), "origin bytes / package bytes"),
+        (change(good(), 1, origin_bytes=54_597_153), "origin bytes / package bytes"),
         (change(good(), 1, pulls=good().rounds[0].pulls[:1]), "version 1: every agent holds"),
         (change(good(), 1, pulls=tuple(replace(p, digest="d3") for p in good().rounds[0].pulls)), "every agent holds"),
         (

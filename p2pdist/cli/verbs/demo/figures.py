@@ -13,6 +13,9 @@ from rich.table import Table
 from p2pdist.cli.verbs.demo.ingredients import Base
 
 ORIGIN_RATIO_MAX = 1.05
+ORIGIN_ALLOWANCE = 2 << 20
+"""What may leave the origin beyond that: a piece of each layer, for which a host asks the origin as
+well when nothing comes to it for a moment. Of a small package that is a large part."""
 SECOND_ALLOWANCE = 64 << 10
 """What an agent may receive for a second version beyond its app layer: manifest, config, piece
 list."""
@@ -127,8 +130,10 @@ def claims(figures: Figures) -> list[Claim]:
     if figures.rounds:
         first = figures.rounds[0]
         ratio = first.origin_bytes / first.package_bytes
+        most_ratio = ORIGIN_RATIO_MAX + ORIGIN_ALLOWANCE / first.package_bytes
         text = "version 1: origin bytes / package bytes"
-        checked.append(Claim(text, ratio <= ORIGIN_RATIO_MAX, f"{ratio:.3f}", f"<= {ORIGIN_RATIO_MAX}"))
+        limit_text = f"<= {most_ratio:.3f} ({ORIGIN_RATIO_MAX} and 2 MiB)"
+        checked.append(Claim(text, ratio <= most_ratio, f"{ratio:.3f}", limit_text))
     if len(figures.rounds) > 1:
         second = figures.rounds[1]
         limit = second.app_bytes + SECOND_ALLOWANCE
