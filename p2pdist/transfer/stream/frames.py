@@ -97,16 +97,16 @@ class CutShort(Exception):
         self.missing = missing
 
 
-class FrameReader:
-    """Reads the frames that come over `connection`, with at most `data_max` bytes of data each. For
-    one thread, except `receiving`."""
+class _Reader:
+    """What readers of frames have in common: the buffer of a frame, the rate, and the mark of the
+    connection."""
 
     def __init__(self, connection: socket.socket, data_max: int) -> None:
         self._connection = connection
         self._buffer = memoryview(bytearray(_DATA_AT + data_max))
         self._lock = threading.Lock()
         self._taken = 0
-        """Bytes of the current frame in the buffer; written by `_take` and `done`."""
+        """Bytes of the current frame in the buffer."""
         self._mark = 1
         """SO_RCVLOWAT in bytes, 0 where it may be another; written by `_set_mark` and `shorten`."""
         self._shortened = False
@@ -115,6 +115,39 @@ class FrameReader:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._set_mark(ROOM * min(FRAME.size + data_max, STEP_BYTES))
+
+    def shorten(self) -> None:
+        """Wait for no more than a head from now on, as any frame may be an empty one, whatever
+        `head` and `expect` are told; from any thread, while the connection is open."""
+        with self._lock:
+            self._shortened, self._mark = True, 0
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+    def broken(self) -> bool:
+        """Whether the connection has failed, or ended on both sides; bytes that came before may
+        still be there."""
+        ready = self._poll.poll(0)
+        return bool(ready and ready[0][1] & _BROKEN)
+
+    def done(self) -> None:
+        """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
+        if self._rate.count(self._taken, time.monotonic()):
+            self._set_mark(1)
+        self._taken = 0
+
+    def leave(self) -> None:
+        """Bring the connection to the state in which the reader found it, for other uses."""
+        self._set_mark(1)
+
+    def _set_mark(self, count: int) -> None:
+        if count != self._mark:
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._mark = count
+
+
+class FrameReader(_Reader):
+    """Reads the frames that come over `connection`, with at most `data_max` bytes of data each. For
+    one thread, except `receiving`."""
 
     def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
         """Wait for the next frame, which has at least `shortest` bytes of data: its piece and
@@ -151,13 +184,6 @@ class FrameReader:
         with self._lock:
             self._set_mark(self._certain(shortest))
 
-    def shorten(self) -> None:
-        """Wait for no more than a head from now on, as any frame may be an empty one, whatever
-        `head` and `expect` are told; from any thread, while the connection is open."""
-        with self._lock:
-            self._shortened, self._mark = True, 0
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-
     def head_if_there(self, shortest: int) -> tuple[int, int] | None:
         """The next frame's piece and length, without waiting: None while they have not come. Raises
         CutShort and OSError."""
@@ -186,22 +212,6 @@ class FrameReader:
         """Whether bytes are here of which the connection does not tell."""
         return False
 
-    def broken(self) -> bool:
-        """Whether the connection has failed, or ended on both sides; bytes that came before may
-        still be there."""
-        ready = self._poll.poll(0)
-        return bool(ready and ready[0][1] & _BROKEN)
-
-    def done(self) -> None:
-        """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
-        if self._rate.count(self._taken, time.monotonic()):
-            self._set_mark(1)
-        self._taken = 0
-
-    def leave(self) -> None:
-        """Bring the connection to the state in which the reader found it, for other uses."""
-        self._set_mark(1)
-
     def receiving(self) -> int | None:
         """The piece whose frame has begun to come and is not done; from any thread, while the
         connection is open."""
@@ -219,11 +229,6 @@ class FrameReader:
             return None
         piece = int(FRAME.unpack(head)[0])
         return None if piece == STREAM_END else piece
-
-    def _set_mark(self, count: int) -> None:
-        if count != self._mark:
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
-            self._mark = count
 
     def _certain(self, shortest: int) -> int:
         """How many bytes of the next frame are certain to come, STEP_BYTES at most; the lock is
@@ -247,7 +252,7 @@ class FrameReader:
         self._taken += count
 
 
-class TlsFrameReader:
+class TlsFrameReader(_Reader):
     """Reads the frames that come over TLS, with at most `data_max` bytes of data each. TLS hands
     out what it has decrypted: at most one record of 16 KiB at a time.
 
@@ -261,23 +266,15 @@ class TlsFrameReader:
     whose rest is yet to come: then the mark is lower by a record.
     """
 
+    _connection: TlsConnection
+
     def __init__(self, connection: TlsConnection, data_max: int) -> None:
-        self._connection = connection
-        self._buffer = memoryview(bytearray(_DATA_AT + data_max))
-        self._taken = 0
-        self._lock = threading.Lock()
-        self._mark = 1
-        """SO_RCVLOWAT in bytes, 0 where it may be another; written by `_set_mark` and `shorten`."""
-        self._shortened = False
-        """Whether any frame may be an empty one; written by `shorten`, under the lock."""
-        self._rate = Rate(time.monotonic())
-        self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
+        super().__init__(connection, data_max)
         self._there = 0
-        """Bytes that the connection held after the last wait and that were not taken since."""
+        """Bytes that the connection held after the last wait and that were not taken since; may be
+        negative."""
         self._within = False
         """Whether TLS may have taken a part of a record; written by `_take_if_there`."""
-        self._set_mark(ROOM * min(FRAME.size + data_max, STEP_BYTES))
 
     def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
         """Wait for the next frame, which has at least `shortest` bytes of data: its piece and
@@ -295,8 +292,9 @@ class TlsFrameReader:
     def data(self, length: int) -> memoryview:
         """The data of that frame, valid until `done`. Raises CutShort and OSError."""
         end = FRAME.size + length
-        if self._rate.fast and self._connection.gettimeout() is None:
-            self._take_all(end)
+        if self._connection.gettimeout() is None:
+            while self._taken < end:
+                self._take_all(end if self._rate.fast else self._awaited(end))
         while self._taken < end:
             self._take(end, end)
         return self._buffer[_DATA_AT : _DATA_AT + length]
@@ -311,13 +309,6 @@ class TlsFrameReader:
         loop, which does not wait in `head`."""
         self._connection.settimeout(0)
         self._mark_missing(FRAME.size + shortest, FRAME.size)
-
-    def shorten(self) -> None:
-        """Wait for no more than a head from now on, as any frame may be an empty one, whatever
-        `head` and `expect` are told; from any thread, while the connection is open."""
-        with self._lock:
-            self._shortened, self._mark = True, 0
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def head_if_there(self, shortest: int) -> tuple[int, int] | None:
         """The next frame's piece and length, without waiting: None while they have not come. Raises
@@ -335,21 +326,8 @@ class TlsFrameReader:
             return None
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
-    def broken(self) -> bool:
-        """Whether the connection has failed, or ended on both sides; bytes that came before may
-        still be there."""
-        ready = self._poll.poll(0)
-        return bool(ready and ready[0][1] & _BROKEN)
-
-    def done(self) -> None:
-        """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
-        if self._rate.count(self._taken, time.monotonic()):
-            self._set_mark(1)
-        self._taken = 0
-
     def leave(self) -> None:
-        """Bring the connection to the state in which the reader found it, for other uses."""
-        self._set_mark(1)
+        super().leave()
         self._connection.settimeout(None)
 
     def receiving(self) -> int | None:
@@ -359,37 +337,43 @@ class TlsFrameReader:
         piece = int(FRAME.unpack_from(self._buffer, _HEAD_AT)[0])
         return None if piece == STREAM_END else piece
 
-    def _set_mark(self, count: int) -> None:
-        if count != self._mark:
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
-            self._mark = count
-
     def _take(self, end: int, least: int) -> None:
         """Take one record's part of the frame's first `end` bytes, once much of them is there, or
         its first `least` when the reader was shortened."""
         view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
-        waits = self._there <= 0 and not self._rate.fast and self._connection.gettimeout() is None
-        if waits and not self._connection.pending():
-            with self._lock:
-                missing = (least if self._shortened else end) - self._taken
-                self._there = min(missing, STEP_BYTES)
-                self._set_mark(self._there)
-            self._poll.poll()
-            self._set_mark(1)  # TLS waits for the rest of a record, which is less
+        if not self._rate.fast and self._connection.gettimeout() is None:
+            self._wait_for(end, least)
         count = self._connection.recv_into(view)
         if not count:
             raise CutShort(len(view))
         self._taken += count
         self._there -= count
 
+    def _wait_for(self, end: int, least: int) -> None:
+        """Sleep until much of the frame's first `end` bytes is there, or its first `least` when the
+        reader was shortened."""
+        if self._there > 0 or self._connection.pending():
+            return
+        with self._lock:
+            missing = (least if self._shortened else end) - self._taken
+            self._there = min(missing, STEP_BYTES)
+            self._set_mark(self._there)
+        self._poll.poll()
+        self._set_mark(1)  # TLS waits for the rest of a record, which is less
+
+    def _awaited(self, end: int) -> int:
+        """Sleep until much of the frame's first `end` bytes is there; returns how far that is."""
+        self._wait_for(end, end)
+        return min(end, self._taken + max(self._there, self._connection.pending()))
+
     def _take_all(self, end: int) -> None:
         """Take the frame's first `end` bytes as they come, in one call."""
         view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
         count = self._connection.recv_all_into(view)
         self._taken += count
+        self._there -= count
         if count < len(view):
             raise CutShort(len(view) - count)
-        self._there = 0
 
     def _take_if_there(self, end: int, least: int) -> bool:
         """Take what has come of the frame's first `end` bytes; whether that makes `least`."""

@@ -186,6 +186,10 @@ read a record."""
 _readers = ThreadPoolExecutor(8, thread_name_prefix="disk-read")
 """Threads that wait for the disk. A pool of their own: a disk that hangs blocks no other work."""
 
+_SPARE_BYTES = TLS_BLOCK_BYTES + 64
+_spares: list[memoryview] = []
+"""Memory for a block and a frame's head each, which no transport holds."""
+
 _BYTE = (bytearray(1),)
 """Receives the byte that `_in_page_cache` reads; its value does not matter."""
 
@@ -364,18 +368,25 @@ class Connection:
         where that would wait for the client or the disk, or this is no TLS; "some" where the
         transport still holds some of it, for which `drained` waits. Raises what `send_file`
         raises."""
-        transport = self._request.transport
-        if not self._tls or self._unwritten or count > TLS_BLOCK_BYTES or transport is None or transport.is_closing():
+        return self._encrypt_now(head, file, offset, count) if self._tls and not self._unwritten else "no"
+
+    def _encrypt_now(self, head: bytes, file: int, offset: int, count: int) -> Literal["no", "some", "all"]:
+        transport, length = self._request.transport, len(head) + count
+        if transport is None or transport.is_closing() or length > _SPARE_BYTES or transport.get_write_buffer_size():
             return "no"
-        if transport.get_write_buffer_size() or (self._disk and not _in_page_cache(file, offset, count)):
+        spare = _spares.pop() if _spares else memoryview(bytearray(_SPARE_BYTES))
+        block = spare[:length]
+        block[: len(head)] = head
+        if not _read_now(file, block[len(head) :], offset, disk=self._disk):
+            _spares.append(spare)
             return "no"
-        data = os.pread(file, count, offset)
-        if len(data) < count:
-            raise Corrupt(f"a file in the store ends {count - len(data)} bytes early, at byte {offset + len(data)}")
-        transport.writelines((head, data) if head else (data,))
+        transport.write(block)
         if self._buffer is not None:
             self._buffer.sent(count)
-        return "some" if transport.get_write_buffer_size() else "all"
+        if transport.get_write_buffer_size():
+            return "some"  # and may hold the block itself
+        _spares.append(spare)
+        return "all"
 
     async def drained(self) -> None:
         """Wait until the transport has handed what it holds to the kernel."""
@@ -423,14 +434,21 @@ class Connection:
 
     async def _encrypt_file(self, file: int, offset: int, count: int) -> None:
         while count:
-            data = os.pread(file, await self._ready(file, offset, min(count, TLS_BLOCK_BYTES)), offset)
-            if not data:
-                raise Corrupt(f"a file in the store ends {count} bytes early, at byte {offset}")
-            await self._write(data)
-            offset += len(data)
-            count -= len(data)
-            if self._buffer is not None:
-                self._buffer.sent(len(data))
+            length = min(count, TLS_BLOCK_BYTES)
+            taken = self._encrypt_now(self._unwritten, file, offset, length)
+            if taken == "no":
+                data = os.pread(file, await self._ready(file, offset, length), offset)
+                if not data:
+                    raise Corrupt(f"a file in the store ends {count} bytes early, at byte {offset}")
+                await self._write(data)
+                length = len(data)
+                if self._buffer is not None:
+                    self._buffer.sent(length)
+            else:
+                self._unwritten = b""
+                await self._written(length, whole=taken == "all")
+            offset += length
+            count -= length
 
     async def _write(self, data: bytes) -> None:
         """Write through the transport, after what `send` held back, and wait until the kernel has
@@ -440,8 +458,14 @@ class Connection:
             raise ConnectionResetError("the client has closed the connection")
         data, self._unwritten = self._unwritten + data, b""
         transport.write(data)
-        self._since_wait += len(data)
-        await self._in_time(self._request.writer.drain())
+        await self._written(len(data), whole=False)
+
+    async def _written(self, length: int, *, whole: bool) -> None:
+        """Wait until the kernel has taken what was written; `whole`: it has. Lets other tasks run
+        once in TURN_BYTES."""
+        self._since_wait += length
+        if not whole:
+            await self._in_time(self._request.writer.drain())
         if self._since_wait >= TURN_BYTES:
             self._since_wait = 0
             await asyncio.sleep(0)
@@ -479,6 +503,19 @@ def _in_page_cache(file: int, offset: int, count: int) -> bool:
     except OSError as error:
         return error.errno != errno.EOPNOTSUPP  # any other one the read itself meets as well, and tells
     return True
+
+
+def _read_now(file: int, place: memoryview, offset: int, *, disk: bool) -> bool:
+    """Fill `place` from a file, without waiting for the disk; whether all of it was there. False
+    where the file system does not say, as in `_in_page_cache`. Raises OSError."""
+    try:
+        return os.preadv(file, (place,), offset, os.RWF_NOWAIT if disk else 0) == len(place)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return False
+        raise
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

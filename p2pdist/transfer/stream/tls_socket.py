@@ -180,12 +180,12 @@ class TlsSocket(TlsConnection):
         time limit."""
         if self.gettimeout() is not None:
             raise ValueError("a time limit would lose what has come")
-        taken = 0
+        taken, read = 0, _lib.SSL_read
         with _exported(buffer) as place:
             count = len(place)
             while taken < count:
                 ssl, more = self._readable, 0  # looked up in each turn: `close` takes it away
-                if ssl is None or (more := _lib.SSL_read(ssl, place + taken, count - taken)) <= 0:
+                if ssl is None or (more := read(ssl, place + taken, count - taken)) <= 0:
                     more = self._recv_into(place + taken, count - taken, more if ssl is not None else None)
                 if not more:
                     break
