@@ -106,7 +106,7 @@ class _Reader:
         self._buffer = memoryview(bytearray(_DATA_AT + data_max))
         self._lock = threading.Lock()
         self._taken = 0
-        """Bytes of the current frame in the buffer."""
+        """Bytes of the current frame in the buffer; written by what takes them, and by `done`."""
         self._mark = 1
         """SO_RCVLOWAT in bytes, 0 where it may be another; written by `_set_mark` and `shorten`."""
         self._shortened = False

@@ -186,10 +186,6 @@ read a record."""
 _readers = ThreadPoolExecutor(8, thread_name_prefix="disk-read")
 """Threads that wait for the disk. A pool of their own: a disk that hangs blocks no other work."""
 
-_SPARE_BYTES = TLS_BLOCK_BYTES + 64
-_spares: list[memoryview] = []
-"""Memory for a block and a frame's head each, which no transport holds."""
-
 _BYTE = (bytearray(1),)
 """Receives the byte that `_in_page_cache` reads; its value does not matter."""
 
@@ -232,6 +228,8 @@ class Connection:
         self._tls = request.get_extra_info("sslcontext") is not None
         self._unwritten = b""
         """What `send` holds back for the next write through the transport (TLS)."""
+        self._block = memoryview(b"")
+        """Memory for a frame's head and a block, while the transport holds nothing (TLS)."""
         self._request = request
         self._loop = asyncio.get_running_loop()
         self._options = (unsent_max, dead_after_s)
@@ -365,28 +363,29 @@ class Connection:
 
     def encrypt_now(self, head: bytes, file: int, offset: int, count: int) -> Literal["no", "some", "all"]:
         """With TLS, write `head` and `count` bytes of a file descriptor through the transport: "no"
-        where that would wait for the client or the disk, or this is no TLS; "some" where the
-        transport still holds some of it, for which `drained` waits. Raises what `send_file`
-        raises."""
-        return self._encrypt_now(head, file, offset, count) if self._tls and not self._unwritten else "no"
-
-    def _encrypt_now(self, head: bytes, file: int, offset: int, count: int) -> Literal["no", "some", "all"]:
-        transport, length = self._request.transport, len(head) + count
-        if transport is None or transport.is_closing() or length > _SPARE_BYTES or transport.get_write_buffer_size():
+        where that would wait for the client or the disk, the file is too short, or this is no TLS;
+        "some" where the transport still holds some of it, for which `drained` waits."""
+        if not self._tls or self._unwritten or not self._encrypt_now(head, file, offset, count):
             return "no"
-        spare = _spares.pop() if _spares else memoryview(bytearray(_SPARE_BYTES))
-        block = spare[:length]
-        block[: len(head)] = head
-        if not _read_now(file, block[len(head) :], offset, disk=self._disk):
-            _spares.append(spare)
-            return "no"
-        transport.write(block)
         if self._buffer is not None:
             self._buffer.sent(count)
-        if transport.get_write_buffer_size():
-            return "some"  # and may hold the block itself
-        _spares.append(spare)
-        return "all"
+        assert self._request.transport is not None
+        return "some" if self._request.transport.get_write_buffer_size() else "all"
+
+    def _encrypt_now(self, head: bytes, file: int, offset: int, count: int) -> bool:
+        """As `encrypt_now`; False for "no". Only a transport that holds nothing is written to, so
+        the memory of the last block is free."""
+        transport, length = self._request.transport, len(head) + count
+        if transport is None or transport.is_closing() or count > TLS_BLOCK_BYTES or transport.get_write_buffer_size():
+            return False
+        if len(self._block) < length:
+            self._block = memoryview(bytearray(length))
+        block = self._block[:length]
+        block[: len(head)] = head
+        if not _read_now(file, block[len(head) :], offset, disk=self._disk):
+            return False
+        transport.write(block)
+        return True
 
     async def drained(self) -> None:
         """Wait until the transport has handed what it holds to the kernel."""
@@ -435,18 +434,17 @@ class Connection:
     async def _encrypt_file(self, file: int, offset: int, count: int) -> None:
         while count:
             length = min(count, TLS_BLOCK_BYTES)
-            taken = self._encrypt_now(self._unwritten, file, offset, length)
-            if taken == "no":
+            if self._encrypt_now(self._unwritten, file, offset, length):
+                self._unwritten = b""
+                await self._written(length)
+            else:
                 data = os.pread(file, await self._ready(file, offset, length), offset)
                 if not data:
                     raise Corrupt(f"a file in the store ends {count} bytes early, at byte {offset}")
                 await self._write(data)
                 length = len(data)
-                if self._buffer is not None:
-                    self._buffer.sent(length)
-            else:
-                self._unwritten = b""
-                await self._written(length, whole=taken == "all")
+            if self._buffer is not None:
+                self._buffer.sent(length)
             offset += length
             count -= length
 
@@ -458,14 +456,13 @@ class Connection:
             raise ConnectionResetError("the client has closed the connection")
         data, self._unwritten = self._unwritten + data, b""
         transport.write(data)
-        await self._written(len(data), whole=False)
+        await self._written(len(data))
 
-    async def _written(self, length: int, *, whole: bool) -> None:
-        """Wait until the kernel has taken what was written; `whole`: it has. Lets other tasks run
-        once in TURN_BYTES."""
+    async def _written(self, length: int) -> None:
+        """Wait until the kernel has taken what was written, and let other tasks run once in
+        TURN_BYTES."""
         self._since_wait += length
-        if not whole:
-            await self._in_time(self._request.writer.drain())
+        await self._in_time(self._request.writer.drain())
         if self._since_wait >= TURN_BYTES:
             self._since_wait = 0
             await asyncio.sleep(0)
@@ -506,16 +503,13 @@ def _in_page_cache(file: int, offset: int, count: int) -> bool:
 
 
 def _read_now(file: int, place: memoryview, offset: int, *, disk: bool) -> bool:
-    """Fill `place` from a file, without waiting for the disk; whether all of it was there. False
-    where the file system does not say, as in `_in_page_cache`. Raises OSError."""
+    """Fill `place` from a file, without waiting for the disk. False where not all of it is in
+    memory, the file ends before, it cannot be read, or the file system does not say (preadv2(2),
+    RWF_NOWAIT)."""
     try:
         return os.preadv(file, (place,), offset, os.RWF_NOWAIT if disk else 0) == len(place)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno == errno.EOPNOTSUPP:
-            return False
-        raise
+    except OSError:
+        return False  # what a read that may wait meets as well, and tells
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
