@@ -221,7 +221,7 @@ LATE_S = 0.005
 
 def rates(gaps_s: list[float]) -> list[bool]:
     """Whether frames come fast, after each of those that are done with after such gaps."""
-    rate, now = Rate(7.0), 7.0
+    rate, now = Rate(7.0, 100e6), 7.0
     return [rate.count(PIECE, now := now + gap_s) for gap_s in gaps_s]
 
 

@@ -253,7 +253,7 @@ def test_frames_over_tls_are_read_whatever_their_records(tls: Tls, record: int) 
 def test_fast_frames_over_tls_are_taken_whole_record_by_record(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that is cut short says how much is missing."""
     monkeypatch.setattr(frames, "RATE_BYTES", 1)
-    monkeypatch.setattr(frames, "FAST_BYTES_S", 0.0)
+    monkeypatch.setattr(frames, "TLS_FAST_BYTES_S", 0.0)
     sizes = [100, 65536, 65536, 3, 40_000, 65536]
     peer = Slow(tls, sizes, 70_000, 0.001, cut=65536 - 50_000)
     reader = TlsFrameReader(peer.connection, max(sizes))
@@ -389,7 +389,7 @@ def test_a_thread_gets_the_rest_of_a_record_when_it_comes(
     loop had the connection before."""
     if fast:
         monkeypatch.setattr(frames, "RATE_BYTES", 1)
-        monkeypatch.setattr(frames, "FAST_BYTES_S", 0.0)
+        monkeypatch.setattr(frames, "TLS_FAST_BYTES_S", 0.0)
     sizes = [65536] * 4
     sent = [FRAME.pack(number, size) + os.urandom(size) for number, size in enumerate(sizes)]
     peer = Halting(tls, sent, rest)

@@ -62,6 +62,10 @@ FAST_BYTES_S, RATE_BYTES = 100e6, 1 << 20
 """From the first rate on, measured over so many bytes at least, a reader takes what is there and
 waits in recv."""
 
+TLS_FAST_BYTES_S = 50e6
+"""The first of these over TLS, which is taken record by record: being woken within a frame adds
+less to that than to a plain stream, and a mark costs as much (docs/measurements.md)."""
+
 RECORD_MAX = (16 << 10) + 256
 """Most bytes that TLS takes from a connection for one record (RFC 8446, 5.2)."""
 
@@ -71,11 +75,13 @@ _HEAD_AT = _DATA_AT - FRAME.size
 
 
 class Rate:
-    """Whether frames come fast. Times are in seconds; `now` may start anywhere and only grows."""
+    """Whether frames come at `fast_bytes_s`. Times are in seconds; `now` may start anywhere and
+    only grows."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, fast_bytes_s: float) -> None:
+        self._fast_bytes_s = fast_bytes_s
         self.fast = False
-        """Whether the last RATE_BYTES came at FAST_BYTES_S; written by `count`."""
+        """Whether the last RATE_BYTES came so fast; written by `count`."""
         self._since = now
         self._bytes = 0
         """Bytes that came since."""
@@ -84,7 +90,7 @@ class Rate:
         """Count a frame of `length` bytes that is done with; returns `fast`."""
         self._bytes += length
         if self._bytes >= RATE_BYTES:
-            self.fast = self._bytes > FAST_BYTES_S * (now - self._since)
+            self.fast = self._bytes > self._fast_bytes_s * (now - self._since)
             self._since, self._bytes = now, 0
         return self.fast
 
@@ -101,7 +107,7 @@ class _Reader:
     """What readers of frames have in common: the buffer of a frame, the rate, and the mark of the
     connection."""
 
-    def __init__(self, connection: socket.socket, data_max: int) -> None:
+    def __init__(self, connection: socket.socket, data_max: int, fast_bytes_s: float) -> None:
         self._connection = connection
         self._buffer = memoryview(bytearray(_DATA_AT + data_max))
         self._lock = threading.Lock()
@@ -111,7 +117,7 @@ class _Reader:
         """SO_RCVLOWAT in bytes, 0 where it may be another; written by `_set_mark` and `shorten`."""
         self._shortened = False
         """Whether any frame may be an empty one; written by `shorten`, under the lock."""
-        self._rate = Rate(time.monotonic())
+        self._rate = Rate(time.monotonic(), fast_bytes_s)
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._set_mark(ROOM * min(FRAME.size + data_max, STEP_BYTES))
@@ -147,7 +153,10 @@ class _Reader:
 
 class FrameReader(_Reader):
     """Reads the frames that come over `connection`, with at most `data_max` bytes of data each. For
-    one thread, except `receiving`."""
+    one thread, except `receiving` and `shorten`."""
+
+    def __init__(self, connection: socket.socket, data_max: int) -> None:
+        super().__init__(connection, data_max, FAST_BYTES_S)
 
     def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
         """Wait for the next frame, which has at least `shortest` bytes of data: its piece and
@@ -269,7 +278,7 @@ class TlsFrameReader(_Reader):
     _connection: TlsConnection
 
     def __init__(self, connection: TlsConnection, data_max: int) -> None:
-        super().__init__(connection, data_max)
+        super().__init__(connection, data_max, TLS_FAST_BYTES_S)
         self._there = 0
         """Bytes that the connection held after the last wait and that were not taken since; may be
         negative."""
