@@ -51,9 +51,11 @@ def entered_path() -> Iterator[Path]:
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No source is too late for a host: for tests that count what is read from the centre, where a
     host that gets nothing for a moment turns, and of which a busy machine may make many."""
-    from p2pdist.core.download import download, stillness, stripe
+    from p2pdist.core.download import download, stillness
+    from p2pdist.core.download.stripe import Stripe
 
-    monkeypatch.setattr(stripe, "STARVED_MAX", 0)
+    for judgement, never in (("silent", None), ("stalled", False), ("starved", ()), ("is_slow", False)):
+        monkeypatch.setattr(Stripe, judgement, lambda *_, never=never, **__: never)
     monkeypatch.setattr(stillness, "STARVED_STILLS", 1e9)
     for module in (stillness, download):
         monkeypatch.setattr(module, "STALL_FIRST_S", 60.0)
