@@ -48,6 +48,11 @@ def test_good_figures_break_no_claim() -> None:
     assert broken(good()) == []
 
 
+def test_a_piece_of_each_layer_may_leave_the_origin_twice() -> None:
+    """Of a small package that is more than the usual share."""
+    assert broken(change(good(), 1, origin_bytes=54_597_152)) == []
+
+
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
