@@ -678,6 +678,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/gateway/test_hub_door.py::test_a_private_repository_is_for_clients_that_may_read_it",),
     ),
     Mutant(
+        "a site imports twice",
+        "tracker/core/planning/single_import.py",
+        "        if len(importers) > 1:",
+        "        if len(importers) > 2:",
+        ("tests/tracker/test_sites.py",),
+    ),
+    Mutant(
+        "all sites read where a root is lost",
+        "tracker/core/planning/planner.py",
+        "any(not root.doubted_until for root in roots) and self._begun()",
+        "not roots",
+        ("tests/tracker/test_sites.py",),
+    ),
+    Mutant(
         "a small file is not compared",
         "p2pdist/origin/huggingface/hub.py",
         "        if len(data) != file.size or git_oid(data) != file.oid:",

@@ -19,6 +19,7 @@ from tracker.core.origin.superpeers import SUPERPEERS, superpeers
 from tracker.core.planning.assignments import alternates
 from tracker.core.planning.planner import Planner
 from tracker.core.planning.schedule import JOIN_BATCH_S
+from tracker.core.repair.remedies import yield_lease
 from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"blob")
@@ -307,3 +308,103 @@ def test_the_last_import_of_large_pieces_has_the_time_of_a_few() -> None:
     far.set_rates([0.0, 0.1])
     assert slow_alone(swarm, far, now=22.0) == []
     assert slow_alone(swarm, far, now=27.0) == [1]
+
+
+def chain_of_sites() -> Swarm:
+    """Of four sites s1 reads the origin; all hosts have some pieces."""
+    swarm = at_sites(96)
+    Planner(origin_sites=frozenset(["s1"])).plan(swarm, leases=64)
+    for host in swarm.members:
+        swarm.advance(host, (40, 40), now=1.0)
+    return swarm
+
+
+def at_site(swarm: Swarm, site: str) -> tuple[str, list[str]]:
+    """The host that imports the first stripe at a site, and the others there that feed none."""
+    [importer] = [host for host in swarm.edges.importers[0] if swarm.members[host].site == site]
+    return importer, [host for host in swarm.sites[site] if not swarm.members[host].children[0] and host != importer]
+
+
+@pytest.mark.parametrize("pieces", [38, 41, 60])
+def test_a_superpeer_that_read_while_no_tracker_answered_gives_way_to_the_host_that_imports(pieces: int) -> None:
+    """Both would go on to the end, each with all bytes over the WAN. Where it is far ahead, it goes
+    on and the other one receives from inside."""
+    swarm = chain_of_sites()
+    importer, others = at_site(swarm, "s2")
+    swarm.members[others[0]].counts = (pieces, 40)
+    assert yield_lease(swarm, 0, others[0])
+    swarm.edges.attach(0, others[0], FROM_ORIGIN)
+    for _ in range(2):
+        Planner().plan(swarm, leases=0)
+    assert Counter(into for _, into in crossings(swarm, 0)) == dict.fromkeys(swarm.sites, 1)
+    assert (others[0] in swarm.edges.roots[0]) is (pieces == 60)
+    assert (importer in swarm.edges.importers[0]) is (pieces != 60)
+    assert not swarm.edges.unplanned
+
+
+def test_a_host_that_found_a_parent_at_another_site_while_no_tracker_answered_gets_one_inside() -> None:
+    swarm = chain_of_sites()
+    for site in ("s2", "s3"):
+        _, others = at_site(swarm, site)
+        swarm.edges.attach(0, others[0], next(iter(swarm.edges.roots[0])))
+    for _ in range(2):
+        Planner(origin_sites=frozenset(["s1"])).plan(swarm, leases=0, imports=False)
+    assert Counter(into for _, into in crossings(swarm, 0)) == dict.fromkeys(swarm.sites, 1)
+    assert not swarm.edges.unplanned
+
+
+def test_a_host_that_comes_to_another_site_than_its_parent_imports() -> None:
+    """As hosts that others have named before they spoke do."""
+    swarm = chain_of_sites()
+    before = [dict(hosts) for hosts in swarm.edges.importers]
+    host = at_site(swarm, "s2")[1][0]
+    zone, rack = swarm.members[host].zone, swarm.members[host].rack.split()[-1]
+    swarm.set_location(host, f"s3{SITE_END}z0", "r0")
+    assert host in swarm.edges.importers[0]
+    swarm.set_location(host, zone, rack)
+    assert [dict(hosts) for hosts in swarm.edges.importers] == before
+
+
+def test_a_slow_importer_does_not_end_the_import_of_another_host() -> None:
+    """The others at its site would get the stripe at the rate of its downlink."""
+    swarm = chain_of_sites()
+    importer, others = at_site(swarm, "s2")
+    swarm.edges.attach(0, others[0], next(iter(swarm.edges.roots[0])))
+    swarm.members[others[0]].counts = (60, 40)
+    swarm.set_slow_receiver(swarm.members[others[0]], True)
+    Planner(origin_sites=frozenset(["s1"])).plan(swarm, leases=0)
+    assert importer in swarm.edges.importers[0] and others[0] not in swarm.edges.importers[0]
+
+
+@pytest.mark.parametrize("starved", [False, True], ids=["", "with a starved host"])
+def test_no_other_site_reads_where_a_root_is_lost_half_way(starved: bool) -> None:
+    """Though hosts that wait for a parent are at all of them, and no site has a path up until the
+    root has a successor."""
+    swarm = chain_of_sites()
+    root = next(iter(swarm.edges.roots[0]))
+    importers = [at_site(swarm, site)[0] for site in ("s0", "s2", "s3")]
+    host = at_site(swarm, "s2")[1][0]
+    swarm.remove(root)
+    for importer in importers:
+        swarm.edges.detach(0, swarm.members[importer].children[0][0])
+    if starved:
+        swarm.edges.detach(1, host)
+        swarm.starved[host] = None
+    for _ in range(3):
+        Planner().plan(swarm, leases=64, rescues=0)
+    assert not swarm.edges.unplanned
+    edges = crossings(swarm, 0)
+    assert len([into for out, into in edges if not out]) == 1
+    assert Counter(into for _, into in edges) == dict.fromkeys(swarm.sites, 1)
+
+
+def test_a_site_that_read_before_reads_again_in_trees_that_are_drawn_anew() -> None:
+    swarm = at_sites(96)
+    Planner().plan(swarm, leases=64)
+    for host in list(swarm.members):
+        swarm.advance(host, (1, 1), now=1.0)
+    for number in range(96, 96 * 4):
+        swarm.add(f"h{number}", [0, 0], slots=2, now=1.0, zone=f"s{number % SITES}{SITE_END}z0", rack="r0")
+    Planner().plan(swarm, leases=64)
+    for stripe in range(2):
+        assert sorted(crossings(swarm, stripe)) == [("", f"s{site}") for site in range(SITES)]

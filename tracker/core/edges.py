@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
+from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Member, add, set_time, shared
 
 
@@ -30,6 +31,9 @@ class Edges:
     """Pieces of each stripe, shared with the Swarm."""
     roots: list[dict[str, None]] = field(default_factory=list)
     """Hosts that read a stripe from the origin, by stripe. `attach`, `detach`."""
+    importers: list[dict[str, None]] = field(default_factory=list)
+    """Hosts whose parent is a host at another site, by stripe. `attach`, `detach`, and `placed`
+    below."""
     unplanned: dict[tuple[int, str], None] = field(default_factory=dict)
     """(stripe, host) of receivers that wait for a parent. `wait`, `attach`, `detach`, `remove`,
     `finish`."""
@@ -54,7 +58,8 @@ class Edges:
     """It for each stripe. `set_now`."""
 
     def __post_init__(self) -> None:
-        self.roots, self.times = [{} for _ in self.totals], (self.now,) * len(self.totals)
+        self.roots, self.importers = [{} for _ in self.totals], [{} for _ in self.totals]
+        self.times = (self.now,) * len(self.totals)
 
     # -- changes
 
@@ -82,6 +87,8 @@ class Edges:
             above.children[stripe] += (child,)
             if not member.slow_receiver:
                 above.taken = add(above.taken, stripe, 1)
+            if above.site != member.site and SITE_END in member.zone:
+                self.importers[stripe][child] = None
         self.unplanned.pop((stripe, child), None)
         if not self.unplanned:
             self.unplanned.clear()  # an emptied dictionary keeps its room otherwise
@@ -150,7 +157,9 @@ class Edges:
         if parent == FROM_ORIGIN:
             self.roots[stripe].pop(member.host, None)
             member.rescued -= {stripe}
-        elif parent in self.members:
+            return
+        self.importers[stripe].pop(member.host, None)
+        if parent in self.members:
             above = self.members[parent]
             above.children[stripe] = tuple(name for name in above.children[stripe] if name != member.host)
             if not member.slow_receiver:
@@ -271,6 +280,17 @@ def pairs(edges: Edges, stripe: int) -> Iterator[tuple[str, str]]:
         parent = member.parents[stripe]
         if parent is not None:
             yield member.host, parent
+
+
+def placed(edges: Edges, member: Member) -> None:
+    """A member is at another place now."""
+    for stripe, children in enumerate(member.children):
+        for host in (member.host, *children):
+            child = edges.members[host]
+            above = edges.members.get(child.parents[stripe] or "")
+            edges.importers[stripe].pop(host, None)
+            if above is not None and above.site != child.site and SITE_END in child.zone:
+                edges.importers[stripe][host] = None
 
 
 def changes(edges: Edges) -> Iterator[tuple[str, int]]:

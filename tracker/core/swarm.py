@@ -29,7 +29,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
 from p2pdist.model.messages import Holding, Priority
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout
-from tracker.core.edges import Edges
+from tracker.core.edges import Edges, placed
 from tracker.core.member import Member, rack_in, set_times, shared, site_of
 
 STORY_EVENTS_MAX = 256
@@ -465,6 +465,7 @@ class Swarm:
         self._exit(member)
         member.zone, member.site, member.rack = zone, site_of(zone), name
         self._enter(member)
+        placed(self.edges, member)
 
     def set_slow_receiver(self, member: Member, slow: bool) -> None:
         """Whether a host's downlink is so slow that it takes next to nothing of its parents'

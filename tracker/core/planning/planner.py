@@ -6,14 +6,15 @@ with slots first, each at the shallowest free slot, so that the tree is as flat 
 Racks. In each stripe the first host of a rack imports, from the origin or from another rack, and
 the others receive from inside. Hosts of other racks may take a slot of a rack only while the
 remaining slots serve the hosts inside that wait, and never the last one that can be reached while a
-host inside waits. Where the origin may be read, each site reads for itself. A site is a zone, or
-the zones that name it.
+host inside waits. Where the origin may be read, each site reads for itself; one that does not when
+the first pieces come imports, so that a root that is lost half way has one successor. A site is a
+zone, or the zones that name it.
 
 Sites. Between sites lies a WAN, which everything crosses once: in each stripe one host of a site
 that reads nothing from the origin imports, and no other does while a host of the site has the
-stripe, however overloaded the hosts of the site become. The sites form a chain in each stripe: each
-of them sends it to one other, so that no link to the WAN carries it twice in one direction. Those
-with a budget (wan/imports.py) are at its end, the one that gets least last.
+stripe, however overloaded the hosts of the site become (single_import.py). The sites form a chain
+in each stripe: each of them sends it to one other, so that no link to the WAN carries it twice in
+one direction. Those with a budget (wan/imports.py) are at its end, the one that gets least last.
 
 Where some hosts receive by trees and others by BitTorrent, newcomers of the latter kind come first
 and so become roots: their peers get from them what they read, and so do their children in the
@@ -38,15 +39,16 @@ join at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
 from tracker.core.host import SITE_END
-from tracker.core.member import FROM_ORIGIN, Member, site_of
+from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.monitor.progress import GOOD_SHARE
 from tracker.core.planning.displacement import Displacement
 from tracker.core.planning.rescue import is_missing, may_be_rescued, rescuer
+from tracker.core.planning.single_import import end_second_imports, keep_one
 from tracker.core.planning.slot_index import SlotIndex, slower
 from tracker.core.planning.slots import allot, clear, outgrown
 from tracker.core.swarm import Swarm
@@ -65,6 +67,8 @@ class Planner:
         """Give parents to all unplanned receivers for which one exists. `leases`: how many new ones
         may be granted; `rescues`: how many of them to starved hosts, where that is not the same;
         `imports`: whether hosts may be given parents at other sites."""
+        for stripe in range(swarm.stripes):
+            end_second_imports(swarm, stripe)
         if not any(swarm.members[host].present for _, host in swarm.edges.unplanned):
             return
         rescues = leases if rescues is None else rescues
@@ -77,6 +81,7 @@ class Planner:
         """Make one pass over all stripes that have work, in trees that are cleared before if
         `anew`; return how many leases it granted."""
         before: dict[str, tuple[str | None, ...]] = {}
+        reading = [{swarm.members[root].site for root in roots} for roots in swarm.edges.roots]
         if anew:
             before = clear(swarm)
             swarm.passes.clear_strain()
@@ -96,7 +101,7 @@ class Planner:
                 # its own.
                 rootless -= not roots
                 left = leases - granted - rootless
-                one = _StripePass(swarm, stripe, hosts, self, left, imports=imports)
+                one = _StripePass(swarm, stripe, hosts, self, left, reading[stripe], imports=imports)
                 one.run(rescues - granted, redraw=anew)
                 granted += max(0, len(swarm.edges.roots[stripe]) - roots)
         for host, known in before.items():
@@ -112,10 +117,18 @@ class _StripePass:
     """Fills one stripe's tree from the top with hosts that lack a parent."""
 
     def __init__(
-        self, swarm: Swarm, stripe: int, hosts: list[str], limits: Planner, leases: int, *, imports: bool
+        self,
+        swarm: Swarm,
+        stripe: int,
+        hosts: list[str],
+        limits: Planner,
+        leases: int,
+        reading: set[str],
+        *,
+        imports: bool,
     ) -> None:
         self.swarm, self.stripe = swarm, stripe
-        self.limits, self.leases, self.imports = limits, leases, imports
+        self.limits, self.leases, self.reading, self.imports = limits, leases, reading, imports
         self.hosts = hosts
         self.slots = SlotIndex(swarm, stripe, hosts)
         self.displacement = Displacement(swarm, stripe)
@@ -144,9 +157,9 @@ class _StripePass:
             for host in still:
                 self._attach_anyhow(host)
         for rack in self.imported:
-            self._import_once(self.swarm.racks[rack], self._from_elsewhere)
-        for site in {site_of(rack.partition(" ")[0]): None for rack in self.imported if SITE_END in rack}:
-            self._import_once(self.swarm.sites[site], self._from_another_site)
+            importers = (host for host in self.swarm.racks[rack] if self._from_elsewhere(host))
+            keep_one(self.swarm, self.stripe, [self.swarm.members[host] for host in importers])
+        end_second_imports(self.swarm, self.stripe)
 
     def _rescue(self, queues: dict[str, list[str]], rescues: int) -> None:
         """Let starved hosts receive from hosts that were rescued, or read the origin, although
@@ -344,29 +357,6 @@ class _StripePass:
         parent = member.parents[self.stripe]
         return parent is not None and (not parent or self.swarm.members[parent].rack != member.rack)
 
-    def _from_another_site(self, host: str) -> bool:
-        """Whether a host receives from a host of another site."""
-        member = self.swarm.members[host]
-        parent = member.parents[self.stripe]
-        return bool(parent) and self.swarm.members[parent or ""].site != member.site
-
-    def _import_once(self, names: Iterable[str], imports: Callable[[str], bool]) -> None:
-        """Where a rack or site of these hosts got a second importer, because the path up from the
-        first one was broken, one of them waits for a parent inside, in the next pass."""
-        members = self.swarm.members
-        importers = [members[host] for host in names if imports(host)]
-        fit = [each for each in importers if each.present and self.swarm.edges.rooted(self.stripe, each.host)]
-        if not fit:
-            return  # the second importer of another rack was above them
-        best = max(fit, key=lambda each: (bool(each.slots), each.counts[self.stripe], each.order))
-        for other in fit:
-            if other is best or not best.slots or (other.host, best.host) in self.swarm.edges.avoided:
-                continue
-            if not self.swarm.edges.receives_through(
-                self.stripe, best.host, other.host
-            ):  # it would wait for a host that waits for it
-                self.swarm.edges.detach(self.stripe, other.host)
-
     def _site_reads(self, member: Member) -> bool:
         """Whether hosts of this one's site may read the origin."""
         if self.swarm.wan.closed.get(member.site):
@@ -375,7 +365,8 @@ class _StripePass:
 
     def _may_read(self, member: Member) -> bool:
         """Whether a host may be granted the lease of the stripe: its site has none and may read the
-        origin, it did not lie, and the origin has not just failed it."""
+        origin, it did not lie, and the origin has not just failed it. Once hosts have pieces, sites
+        that did not read before import from one that does."""
         roots = [self.swarm.members[root] for root in self.swarm.edges.roots[self.stripe]]
         if member.host in self.swarm.origin.barred:
             return False
@@ -385,7 +376,13 @@ class _StripePass:
         serving = sum(1 for root in roots if root.site == member.site and not root.doubted_until)
         if self.leases <= 0 or serving >= streams_max or (member.doubted_until and self._others_lack(member)):
             return False
+        if member.site not in self.reading and any(not root.doubted_until for root in roots) and self._begun():
+            return False
         return (member.host, FROM_ORIGIN) not in self.swarm.edges.avoided
+
+    def _begun(self) -> bool:
+        """Whether a host has a piece of the stripe."""
+        return any(each.counts[self.stripe] for each in self.swarm.members.values())
 
     def _others_lack(self, member: Member) -> bool:
         """Whether a host that would serve others could read the stripe in place of this one, which
