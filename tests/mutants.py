@@ -687,8 +687,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "all sites read where a root is lost",
         "tracker/core/planning/planner.py",
-        "any(not root.doubted_until for root in roots) and self._begun()",
-        "not roots",
+        " or self._others_read(member, roots)",
+        "",
         ("tests/tracker/test_sites.py",),
     ),
     Mutant(

@@ -48,7 +48,7 @@ from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.monitor.progress import GOOD_SHARE
 from tracker.core.planning.displacement import Displacement
 from tracker.core.planning.rescue import is_missing, may_be_rescued, rescuer
-from tracker.core.planning.single_import import end_second_imports, keep_one
+from tracker.core.planning.single_import import end_second_imports, keep_one, site_imports
 from tracker.core.planning.slot_index import SlotIndex, slower
 from tracker.core.planning.slots import allot, clear, outgrown
 from tracker.core.swarm import Swarm
@@ -135,6 +135,7 @@ class _StripePass:
         self.displaced: dict[str, None] = {}
         self.imported: dict[str, None] = {}
         self._parted: dict[str, list[str]] | None = None
+        self._begun: bool | None = None
 
     def run(self, rescues: int, *, redraw: bool = False) -> None:
         """Attach the hosts; hosts for which there is no parent stay unplanned. In a tree that is
@@ -376,13 +377,18 @@ class _StripePass:
         serving = sum(1 for root in roots if root.site == member.site and not root.doubted_until)
         if self.leases <= 0 or serving >= streams_max or (member.doubted_until and self._others_lack(member)):
             return False
-        if member.site not in self.reading and any(not root.doubted_until for root in roots) and self._begun():
+        if site_imports(self.swarm, self.stripe, member.site) or self._others_read(member, roots):
             return False
         return (member.host, FROM_ORIGIN) not in self.swarm.edges.avoided
 
-    def _begun(self) -> bool:
-        """Whether a host has a piece of the stripe."""
-        return any(each.counts[self.stripe] for each in self.swarm.members.values())
+    def _others_read(self, member: Member, roots: list[Member]) -> bool:
+        """Whether another site reads the stripe, of which hosts have pieces by now, and the host's
+        own did not and may import."""
+        if member.site in self.reading or member.site in self.swarm.wan.closed:
+            return False
+        if self._begun is None:  # once for all hosts
+            self._begun = any(each.counts[self.stripe] for each in self.swarm.members.values())
+        return self._begun and any(root.serves and not root.slow_receiver for root in roots)
 
     def _others_lack(self, member: Member) -> bool:
         """Whether a host that would serve others could read the stripe in place of this one, which

@@ -12,7 +12,7 @@ starved (rescue.py) reads for itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Member
@@ -23,17 +23,24 @@ AHEAD_SHARE, AHEAD_PIECES = 0.02, 2
 ahead by more than this part of the stripe, and more than so many pieces."""
 
 
+def site_imports(swarm: Swarm, stripe: int, site: str) -> bool:
+    """Whether a host of the site receives the stripe from another site, and so that the others may
+    receive from it."""
+    members = (swarm.members[host] for host in swarm.edges.importers[stripe])
+    return any(each.site == site and not each.slow_receiver and _goes_on(swarm, stripe, each) for each in members)
+
+
 def end_second_imports(swarm: Swarm, stripe: int) -> None:
     """Where a site with a WAN receives a stripe twice, one of the two hosts waits for a parent
     inside."""
-    edges, members = swarm.edges, swarm.members
-    if not edges.importers[stripe]:
-        return
     by_site: dict[str, list[Member]] = {}
-    for host in (*edges.importers[stripe], *edges.roots[stripe]):
-        member = members[host]
+    for host in swarm.edges.importers[stripe]:
+        member = swarm.members[host]
         if SITE_END in member.zone:
             by_site.setdefault(member.site, []).append(member)
+    if by_site:
+        for host in swarm.edges.roots[stripe]:
+            by_site.get(swarm.members[host].site, []).append(swarm.members[host])
     for importers in by_site.values():
         if len(importers) > 1:
             keep_one(swarm, stripe, importers)
@@ -42,25 +49,37 @@ def end_second_imports(swarm: Swarm, stripe: int) -> None:
 def keep_one(swarm: Swarm, stripe: int, importers: Iterable[Member]) -> None:
     """Of hosts that import a stripe for the same others one goes on; the rest waits for a parent
     inside."""
-    edges = swarm.edges
-    fit = [
-        each
-        for each in importers
-        if each.present and not each.doubted_until and stripe not in each.rescued and edges.rooted(stripe, each.host)
-    ]
+    fit = {each.host: each for each in importers if stripe not in each.rescued and _goes_on(swarm, stripe, each)}
     if len(fit) < 2:
         return  # the second importer of another rack was above them
     ahead = max(AHEAD_PIECES, int(AHEAD_SHARE * swarm.totals[stripe]))
 
     def order(member: Member) -> tuple[bool, bool, bool, int, int]:
-        below = any(edges.receives_through(stripe, member.host, each.host) for each in fit if each is not member)
-        reads = member.parents[stripe] == FROM_ORIGIN
-        pieces = member.counts[stripe] - reads * ahead
+        below = any(above.host in fit for above in _above(swarm, stripe, member))
+        pieces = member.counts[stripe] - (ahead if member.parents[stripe] == FROM_ORIGIN else 0)
         return not below, not member.slow_receiver, bool(member.slots), pieces, member.order
 
-    best = max(fit, key=order)
-    for other in fit:
-        if other is best or not best.slots or best.slow_receiver > other.slow_receiver:
+    best = max(fit.values(), key=order)
+    above_best = {member.host for member in _above(swarm, stripe, best)}
+    for other in fit.values() if best.slots else ():
+        if other is best or other.host in above_best or best.slow_receiver > other.slow_receiver:
             continue
-        if (other.host, best.host) not in edges.avoided and not edges.receives_through(stripe, best.host, other.host):
-            edges.detach(stripe, other.host)
+        if (other.host, best.host) not in swarm.edges.avoided:
+            swarm.edges.detach(stripe, other.host)
+
+
+def _goes_on(swarm: Swarm, stripe: int, member: Member) -> bool:
+    """Whether all hosts are there through which a host receives, up to one that reads the origin or
+    has the whole stripe, and none of them is in doubt."""
+    top = member
+    for top in (member, *_above(swarm, stripe, member)):
+        if not top.serves:
+            return False
+    return top.parents[stripe] == FROM_ORIGIN or top.counts[stripe] == swarm.totals[stripe]
+
+
+def _above(swarm: Swarm, stripe: int, member: Member) -> Iterator[Member]:
+    """The hosts through which a host receives, its parent first."""
+    while parent := member.parents[stripe]:
+        member = swarm.members[parent]
+        yield member
