@@ -83,6 +83,33 @@ def test_a_reader_goes_on_where_the_other_importer_receives_through_a_host_that_
     assert planned(swarm)["2c-r1"] == FROM_ORIGIN
 
 
+def test_a_reader_whose_site_may_read_goes_on_beside_an_importer_below_one_whose_site_may_not() -> None:
+    """That one began while no tracker answered. Once it loses the lease, no other would wait for
+    it."""
+    swarm = swarm_of({"2u": "", "0i": "2u", "0l-r1": "", "0m": "0i"}, n0i=48, n2u=50)
+    planner = Planner(origin_sites=frozenset(["s0"]))
+    assert planned(swarm, planner)["0l-r1"] == FROM_ORIGIN
+    swarm.edges.detach(0, "2u")
+    after = planned(swarm, planner)
+    assert None not in after.values() and after["2u"] != FROM_ORIGIN
+
+
+def test_a_host_that_was_rescued_does_not_keep_other_sites_from_reading() -> None:
+    """It may be a stranger, and the others its like."""
+    swarm = swarm_of({"1a": "", "1b": "1a", "3x": "", "2a": "1a"}, n1b=38, n2a=38, n3x=0)
+    for stripe in range(2):
+        swarm.edges.rescue(stripe, "3x")
+    swarm.remove("1a")
+    assert FROM_ORIGIN in {planned(swarm)[host] for host in ("1b", "2a")}
+
+
+def test_a_site_does_not_import_from_a_reader_that_gets_less_than_it_may() -> None:
+    swarm = swarm_of({"1a": "", "1b": "1a", "2a": "-", "2b": "-"}, n2a=0, n2b=0)
+    swarm.wan.close({}, {"s1": 1e5})
+    after = planned(swarm)
+    assert FROM_ORIGIN in {after["2a"], after["2b"]}
+
+
 def test_a_site_that_may_not_import_reads_where_it_may() -> None:
     swarm = swarm_of({"1a": "", "1b": "1a", "2a": "-", "2b": "-"}, n2a=38, n2b=37)
     swarm.wan.close({"s2": False}, {"s2": 0.0})
@@ -160,6 +187,8 @@ def test_plans_come_to_rest_and_a_site_imports_once(seed: int) -> None:
             crossing = {host for host, parent in edges.items() if parent and members[parent].site != members[host].site}
             assert set(swarm.edges.importers[stripe]) == crossing
             rooted = {host for host in edges if swarm.edges.rooted(stripe, host)}
+            if planner.origin_sites and any(members[root].site != "s0" for root in swarm.edges.roots[stripe]):
+                continue
             for site in {members[host].site for host in crossing}:
                 ends = [host for host in edges if host in crossing or host in swarm.edges.roots[stripe]]
                 fit = [host for host in ends if members[host].site == site and members[host].slots and host in rooted]

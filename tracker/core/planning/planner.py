@@ -48,7 +48,7 @@ from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.monitor.progress import GOOD_SHARE
 from tracker.core.planning.displacement import Displacement
 from tracker.core.planning.rescue import is_missing, may_be_rescued, rescuer
-from tracker.core.planning.single_import import end_second_imports, keep_one, site_imports
+from tracker.core.planning.single_import import end_second_imports, importing_sites, keep_one
 from tracker.core.planning.slot_index import SlotIndex, slower
 from tracker.core.planning.slots import allot, clear, outgrown
 from tracker.core.swarm import Swarm
@@ -68,7 +68,7 @@ class Planner:
         may be granted; `rescues`: how many of them to starved hosts, where that is not the same;
         `imports`: whether hosts may be given parents at other sites."""
         for stripe in range(swarm.stripes):
-            end_second_imports(swarm, stripe)
+            end_second_imports(swarm, stripe, self.origin_sites)
         if not any(swarm.members[host].present for _, host in swarm.edges.unplanned):
             return
         rescues = leases if rescues is None else rescues
@@ -81,7 +81,8 @@ class Planner:
         """Make one pass over all stripes that have work, in trees that are cleared before if
         `anew`; return how many leases it granted."""
         before: dict[str, tuple[str | None, ...]] = {}
-        reading = [{swarm.members[root].site for root in roots} for roots in swarm.edges.roots]
+        readers = [[swarm.members[root] for root in roots] for roots in swarm.edges.roots]
+        reading = [{each.site for each in roots if stripe not in each.rescued} for stripe, roots in enumerate(readers)]
         if anew:
             before = clear(swarm)
             swarm.passes.clear_strain()
@@ -136,6 +137,7 @@ class _StripePass:
         self.imported: dict[str, None] = {}
         self._parted: dict[str, list[str]] | None = None
         self._begun: bool | None = None
+        self._importing: set[str] | None = None
 
     def run(self, rescues: int, *, redraw: bool = False) -> None:
         """Attach the hosts; hosts for which there is no parent stay unplanned. In a tree that is
@@ -159,8 +161,9 @@ class _StripePass:
                 self._attach_anyhow(host)
         for rack in self.imported:
             importers = (host for host in self.swarm.racks[rack] if self._from_elsewhere(host))
-            keep_one(self.swarm, self.stripe, [self.swarm.members[host] for host in importers])
-        end_second_imports(self.swarm, self.stripe)
+            members = [self.swarm.members[host] for host in importers]
+            keep_one(self.swarm, self.stripe, members, self.limits.origin_sites)
+        end_second_imports(self.swarm, self.stripe, self.limits.origin_sites)
 
     def _rescue(self, queues: dict[str, list[str]], rescues: int) -> None:
         """Let starved hosts receive from hosts that were rescued, or read the origin, although
@@ -347,6 +350,8 @@ class _StripePass:
         above = self.swarm.members.get(parent)
         if above is not None and above.load > above.slots:
             self.swarm.passes.strain()
+        if above is not None and above.site != member.site and self._importing is not None:
+            self._importing.add(member.site)
         if parent == FROM_ORIGIN:
             self.leases -= 1
         if self._from_elsewhere(host) and len(self.swarm.racks) > 1:
@@ -377,18 +382,22 @@ class _StripePass:
         serving = sum(1 for root in roots if root.site == member.site and not root.doubted_until)
         if self.leases <= 0 or serving >= streams_max or (member.doubted_until and self._others_lack(member)):
             return False
-        if site_imports(self.swarm, self.stripe, member.site) or self._others_read(member, roots):
+        if self._importing is None:  # once for all hosts
+            self._importing = importing_sites(self.swarm, self.stripe, self.limits.origin_sites)
+        if member.site in self._importing or self._others_read(member, roots):
             return False
         return (member.host, FROM_ORIGIN) not in self.swarm.edges.avoided
 
     def _others_read(self, member: Member, roots: list[Member]) -> bool:
         """Whether another site reads the stripe, of which hosts have pieces by now, and the host's
-        own did not and may import."""
+        own did not and may import at the rate that it may have."""
         if member.site in self.reading or member.site in self.swarm.wan.closed:
             return False
         if self._begun is None:  # once for all hosts
             self._begun = any(each.counts[self.stripe] for each in self.swarm.members.values())
-        return self._begun and any(root.serves and not root.slow_receiver for root in roots)
+        stripe, slower = self.stripe, self.swarm.wan.slower
+        fit = [root for root in roots if root.serves and not root.slow_receiver and stripe not in root.rescued]
+        return self._begun and any(not slower(root.site, member.site) for root in fit)
 
     def _others_lack(self, member: Member) -> bool:
         """Whether a host that would serve others could read the stripe in place of this one, which

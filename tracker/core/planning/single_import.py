@@ -23,16 +23,17 @@ AHEAD_SHARE, AHEAD_PIECES = 0.02, 2
 ahead by more than this part of the stripe, and more than so many pieces."""
 
 
-def site_imports(swarm: Swarm, stripe: int, site: str) -> bool:
-    """Whether a host of the site receives the stripe from another site, and so that the others may
-    receive from it."""
-    members = (swarm.members[host] for host in swarm.edges.importers[stripe])
-    return any(each.site == site and not each.slow_receiver and _goes_on(swarm, stripe, each) for each in members)
+def importing_sites(swarm: Swarm, stripe: int, origin_sites: frozenset[str]) -> set[str]:
+    """The sites of which a host receives the stripe from another site, so that the others there may
+    receive from it. `origin_sites`: those whose hosts may read the origin; none: all."""
+    members = [swarm.members[host] for host in swarm.edges.importers[stripe]]
+    return {each.site for each in members if not each.slow_receiver and _goes_on(swarm, stripe, each, origin_sites)}
 
 
-def end_second_imports(swarm: Swarm, stripe: int) -> None:
+def end_second_imports(swarm: Swarm, stripe: int, origin_sites: frozenset[str]) -> None:
     """Where a site with a WAN receives a stripe twice, one of the two hosts waits for a parent
-    inside."""
+    inside. `origin_sites` as above: an importer below a host of another site that reads, as it may
+    not, does not replace one that may."""
     by_site: dict[str, list[Member]] = {}
     for host in swarm.edges.importers[stripe]:
         member = swarm.members[host]
@@ -43,13 +44,17 @@ def end_second_imports(swarm: Swarm, stripe: int) -> None:
             by_site.get(swarm.members[host].site, []).append(swarm.members[host])
     for importers in by_site.values():
         if len(importers) > 1:
-            keep_one(swarm, stripe, importers)
+            keep_one(swarm, stripe, importers, origin_sites)
 
 
-def keep_one(swarm: Swarm, stripe: int, importers: Iterable[Member]) -> None:
+def keep_one(swarm: Swarm, stripe: int, importers: Iterable[Member], origin_sites: frozenset[str]) -> None:
     """Of hosts that import a stripe for the same others one goes on; the rest waits for a parent
     inside."""
-    fit = {each.host: each for each in importers if stripe not in each.rescued and _goes_on(swarm, stripe, each)}
+    fit = {
+        each.host: each
+        for each in importers
+        if stripe not in each.rescued and _goes_on(swarm, stripe, each, origin_sites)
+    }
     if len(fit) < 2:
         return  # the second importer of another rack was above them
     ahead = max(AHEAD_PIECES, int(AHEAD_SHARE * swarm.totals[stripe]))
@@ -68,14 +73,16 @@ def keep_one(swarm: Swarm, stripe: int, importers: Iterable[Member]) -> None:
             swarm.edges.detach(stripe, other.host)
 
 
-def _goes_on(swarm: Swarm, stripe: int, member: Member) -> bool:
-    """Whether all hosts are there through which a host receives, up to one that reads the origin or
-    has the whole stripe, and none of them is in doubt."""
+def _goes_on(swarm: Swarm, stripe: int, member: Member, origin_sites: frozenset[str]) -> bool:
+    """Whether all hosts are there through which a host receives, up to one that reads the origin
+    and may, or has the whole stripe, and none of them is in doubt."""
     top = member
     for top in (member, *_above(swarm, stripe, member)):
         if not top.serves:
             return False
-    return top.parents[stripe] == FROM_ORIGIN or top.counts[stripe] == swarm.totals[stripe]
+    if top.parents[stripe] == FROM_ORIGIN:
+        return not origin_sites or top.site in origin_sites
+    return top.counts[stripe] == swarm.totals[stripe]
 
 
 def _above(swarm: Swarm, stripe: int, member: Member) -> Iterator[Member]:
