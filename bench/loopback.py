@@ -43,6 +43,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Source
+from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.stream.client import IncomingStream
 from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.stream.server import UNSENT_BYTES, Block, read_stream_request, serve_stream
@@ -129,7 +130,7 @@ async def serve(options: argparse.Namespace) -> None:
     await runner.setup()
     server = listener(options.congestion)
     tls = tls_of(options)
-    await web.SockSite(runner, server, ssl_context=tls.server if tls else None).start()
+    await web.SockSite(runner, server, ssl_context=ServerContext(tls) if tls else None).start()
     print(server.getsockname()[1], flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps([cpu_s(), rss_mb()]), flush=True)

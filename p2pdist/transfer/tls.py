@@ -8,11 +8,10 @@ whichever authority made it (`host_in`). A server refuses a peer without a
 certificate, or with `strangers` leaves it to its routes what such a peer may request.
 
 Certificates and authorities are exchanged while connections run (`reload`, `trust`): every new
-connection is made with the newest contexts, and open ones go on. The listener keeps the one context
-that it was given, which hands each handshake over to the newest one.
+connection is made with the newest of them, and open ones go on.
 
-What receives streams speaks TLS by another library (stream/tls_socket.py), which makes its own
-context of the bytes that the ones here were made of (Credentials).
+Servers, and what receives streams, speak TLS by pyOpenSSL (openssl/), which makes its contexts of
+the Credentials; requests of agents to others go by the ssl module and the context here.
 """
 
 from __future__ import annotations
@@ -78,16 +77,18 @@ class TlsConnection(socket.socket):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Credentials:
-    """What the client's end of a connection shows and what it trusts, PEM: the certificate with its
-    chain, the key, the authorities. Every read of the files makes another object."""
+    """What an end of a connection shows and what it trusts, PEM: the certificate with its chain,
+    the key, the authorities. `strangers`: a server lets clients without a certificate in. Every
+    read of the files makes another object."""
 
     chain: bytes
     key: bytes = field(repr=False)
     authorities: tuple[str, ...]
+    strangers: bool = False
 
 
 class Tls:
-    """The TLS contexts for both ends of a connection. `peer_name` replaces the name in `files`.
+    """What both ends of connections speak TLS with. `peer_name` replaces the name in `files`.
     `strangers`: clients without a certificate are let in. `keeps_former`: an authority that leaves
     its file stays trusted until the process ends, so that hosts may change theirs one after the
     other. Raises UsageError when a file cannot be used."""
@@ -111,16 +112,13 @@ class Tls:
         self._lock = threading.Lock()
         """Held while the contexts change: files, further authorities and both come from several
         threads, and the contexts must be of the newest of all."""
-        self._serving, self.client, self.credentials = self._made()
-        self.server, _, _ = self._made()
-        """For a listener."""
-        self.server.sni_callback = self._hand_over
+        self.client, self.credentials = self._made()
 
     def reload(self) -> None:
         """Read the files again, for connections from now on. Raises UsageError, and changes
         nothing, when a file cannot be used."""
         with self._lock:
-            self._serving, self.client, self.credentials = self._made()
+            self.client, self.credentials = self._made()
 
     def exchange(self, files: TlsFiles) -> None:
         """Use other files for connections from now on. Raises UsageError, and changes nothing, when
@@ -128,7 +126,7 @@ class Tls:
         with self._lock:
             before, self.files = self.files, files
             try:
-                self._serving, self.client, self.credentials = self._made()
+                self.client, self.credentials = self._made()
             except UsageError:
                 self.files = before
                 raise
@@ -140,7 +138,7 @@ class Tls:
         with self._lock:
             before, self._trusted = self._trusted, authorities
             try:
-                self._serving, self.client, self.credentials = self._made()
+                self.client, self.credentials = self._made()
             except UsageError:
                 self._trusted = before
                 raise
@@ -152,33 +150,24 @@ class Tls:
             return self._peer_name(host, called)
         return self.files.name or called
 
-    def _hand_over(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Let a handshake that has just begun go on with the newest certificate and authorities."""
-        connection.context = self._serving
-
-    def _made(self) -> tuple[ssl.SSLContext, ssl.SSLContext, Credentials]:
-        """The contexts of a server and of a client, and what they were made of, from what the files
-        hold now."""
+    def _made(self) -> tuple[ssl.SSLContext, Credentials]:
+        """The context of a client, and what it was made of, from what the files hold now."""
         files, former = self.files, dict(self._former) if self._keeps_former else {}
-        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        server.verify_mode = ssl.CERT_OPTIONAL if self._strangers else ssl.CERT_REQUIRED
-        server.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE  # receivers of streams prefer the cheapest
-        server.num_tickets = 0  # streams are long; a session that is resumed would outlive its certificate
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.minimum_version = ssl.TLSVersion.TLSv1_3
         try:
             chain, key = _pem(files.certificate), _pem(files.key)
             for path in filter(None, (files.authority, files.further)):
                 former[_pem(path).decode("ascii", "ignore")] = None
-            credentials = Credentials(chain, key, tuple(filter(None, (*former, self._trusted))))
-            for context in (server, client):
-                context.minimum_version = ssl.TLSVersion.TLSv1_3
-                _load(context, credentials)
+            credentials = Credentials(chain, key, tuple(filter(None, (*former, self._trusted))), self._strangers)
+            _load(client, credentials)
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"the TLS files {files.certificate}, {files.key} and {files.authority} cannot be used: {error}",
                 remedy="Give PEM files with --tls-cert, --tls-key (not encrypted) and --tls-ca",
             ) from error
         self._former = former
-        return server, client, credentials
+        return client, credentials
 
 
 def _pem(path: Path) -> bytes:

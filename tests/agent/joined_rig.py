@@ -63,6 +63,7 @@ from p2pdist.model.pieces import PieceList
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.repository.push import push_blob
+from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.problems import problems
 from p2pdist.transfer.tls import Tls, TlsFiles
 
@@ -310,7 +311,7 @@ class Running:
         public, local = make_apps(agent)
         host, _, port = self.settings.address.rpartition(":")
         self._runners = [
-            await listen(public, (host, int(port)), tls=agent.tls.server if agent.tls else None),
+            await listen(public, (host, int(port)), tls=ServerContext(agent.tls) if agent.tls else None),
             await listen_unix(local, self.socket),
         ]
         await agent.start()

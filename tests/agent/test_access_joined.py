@@ -30,7 +30,7 @@ from p2pdist.model.access import SKEW_S, TICKET_HEADER, TICKET_S, Ticket, encode
 from p2pdist.model.errors import Refused, Unavailable, UsageError
 from p2pdist.model.messages import Access, Joined, JoinRequest
 from p2pdist.transfer.names import NAMES, Resolver
-from p2pdist.transfer.stream import tls_socket
+from p2pdist.transfer.openssl import contexts
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 DATA = os.urandom(1 << 20)
@@ -116,7 +116,7 @@ async def test_what_streams_need_is_made_before_the_first_one(site: AccessSite) 
     host = await site.agent("h0")
     tls = host.agent.access.tls
     assert tls is not None
-    await until(lambda: tls.credentials in tls_socket._contexts)
+    await until(lambda: tls.credentials in contexts._clients and tls.credentials in contexts._servers)
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, 2 * 86400.0])

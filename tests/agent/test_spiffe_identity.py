@@ -25,6 +25,7 @@ from p2pdist.agent.agent import AgentSettings
 from p2pdist.model.address import parse_address
 from p2pdist.model.errors import Refused, Unavailable, UsageError
 from p2pdist.model.plan import Source
+from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.stream.connections import Unreachable, secure
 
 DATA = os.urandom(3 << 20)
@@ -152,7 +153,7 @@ async def test_without_access_control_too_a_certificate_must_name_the_host_of_th
     """SVIDs name no addresses."""
     assert not running.agent.access.peers.on
     async with Peer(place / "peer.sock", domain) as peer:
-        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0, ssl=peer.tls.server)
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0, ssl=ServerContext(peer.tls))
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
         def connect(host: str) -> None:

@@ -25,6 +25,7 @@ from p2pdist.cli import diagnosis
 from p2pdist.cli.daemon import listen, listen_unix
 from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello
+from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.places import Places
 from p2pdist.transfer.tls import TlsFiles
 from tracker import reach as module
@@ -50,7 +51,7 @@ async def agent(
     address = ("127.0.0.1", free_port())
     made = Agent(AgentSettings(trackers, name, f"127.0.0.1:{address[1]}", directory / name, tls=tls))
     public, local = make_apps(made)
-    runners = [await listen(public, address, tls=made.tls.server if made.tls else None)]
+    runners = [await listen(public, address, tls=ServerContext(made.tls) if made.tls else None)]
     runners.append(await listen_unix(local, directory / f"{name}.sock"))
     try:
         yield made, f"127.0.0.1:{address[1]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import ssl
 from pathlib import Path
 
 from cryptography import x509
@@ -11,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from p2pdist.transfer.tls import TlsFiles
+from p2pdist.transfer.tls import Tls, TlsFiles
 
 DAY = datetime.timedelta(days=1)
 
@@ -52,3 +53,14 @@ class Authority:
             .not_valid_before(now - DAY)
             .not_valid_after(now + DAY)
         )
+
+
+def server_by_ssl(tls: Tls) -> ssl.SSLContext:
+    """A server's context by the ssl module, for what reads and writes without an event loop."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.num_tickets = 0
+    context.load_cert_chain(tls.files.certificate, tls.files.key)
+    context.load_verify_locations(tls.files.authority)
+    return context

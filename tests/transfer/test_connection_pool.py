@@ -16,6 +16,7 @@ from stream_rig import Pieces, RawPeer, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.messages import STREAM_END
 from p2pdist.model.pieces import PieceSet
+from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.stream import client
 from p2pdist.transfer.stream import connections as stream_connections
 from p2pdist.transfer.stream.connections import ConnectionPool
@@ -69,7 +70,7 @@ async def test_over_tls_too(
     receiver: Receiver, blob: SampleBlob, start_app: StartApp, tmp_path: Path, connections: ConnectionPool
 ) -> None:
     tls, server = Tls(Authority(tmp_path).issue()), Server(blob)
-    server.port = await start_app("POST", "/v1/streams", server.streams, tls.server)
+    server.port = await start_app("POST", "/v1/streams", server.streams, ServerContext(tls))
     for piece in range(5):
         stream = receiver.open(server.port, have=all_but(blob, piece, piece + 20), connections=connections, tls=tls)
         closed = await receiver.closed(stream)

@@ -24,6 +24,7 @@ from p2pdist.transfer.connections import (
     connections_max,
     in_use,
 )
+from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.tls import Tls
 
 SILENT = 24
@@ -194,7 +195,7 @@ async def test_a_response_under_way_is_not_broken() -> None:
 async def test_half_handshakes_give_way(tmp_path: Path) -> None:
     """With TLS a connection that shows no certificate is idle from its first moment."""
     tls = Tls(Authority(tmp_path).issue())
-    async with serving(16, tls.server) as (port, _), clients(port, SILENT, b"\x16\x03\x01") as silent:
+    async with serving(16, ServerContext(tls)) as (port, _), clients(port, SILENT, b"\x16\x03\x01") as silent:
         await ended(silent, SILENT - 8)
         connector = TCPConnector(ssl=tls.client)
         async with ClientSession(connector=connector) as session, session.get(f"https://127.0.0.1:{port}/") as answer:

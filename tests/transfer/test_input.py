@@ -20,6 +20,7 @@ from waits import until
 
 from p2pdist.transfer.connections import CONNECTIONS, ConnectionBook, LimitedSite
 from p2pdist.transfer.input import HEAD_BYTES_MAX, READ_BYTES, SLACK_BYTES, Input, InputBook, count_request, input_of
+from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.tls import Tls
 
 KIB = 1 << 10
@@ -263,7 +264,7 @@ async def test_requests_one_after_the_other_add_up_to_nothing() -> None:
 
 async def test_what_comes_over_tls_counts_as_well(tmp_path: Path) -> None:
     tls = Tls(Authority(tmp_path).issue())
-    async with serving(tls=tls.server) as (url, port, book, _), ClientSession() as session:
+    async with serving(tls=ServerContext(tls)) as (url, port, book, _), ClientSession() as session:
         _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls.client)
         writer.write(HALVES["a head"])
         await until(lambda: book.inputs.total >= 60_000)
@@ -320,7 +321,7 @@ async def test_a_connection_over_tls_that_ends_has_no_input(tmp_path: Path) -> N
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        site = LimitedSite(runner, "127.0.0.1", 0, book, tls=tls.server)
+        site = LimitedSite(runner, "127.0.0.1", 0, book, tls=ServerContext(tls))
         await site.start()
         async with ClientSession() as session:
             with contextlib.suppress(ClientError):

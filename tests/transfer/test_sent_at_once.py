@@ -14,6 +14,7 @@ from stream_rig import Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout
+from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.stream.server import Block
 from p2pdist.transfer.tls import Tls
 
@@ -73,7 +74,7 @@ async def test_over_tls_blocks_are_given_at_once_as_well(
 ) -> None:
     """A receiver that is slow makes the sender wait, and nothing is sent twice or left out."""
     tls, server = Tls(Authority(tmp_path).issue()), Server(blob, make=Pushed)
-    server.port = await start_app("POST", "/v1/streams", server.streams, tls.server)
+    server.port = await start_app("POST", "/v1/streams", server.streams, ServerContext(tls))
     write = receiver.copy.write
 
     def slowly(piece: int, data: memoryview) -> bool:

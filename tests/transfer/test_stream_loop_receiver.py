@@ -13,6 +13,7 @@ from authority import Authority
 from stream_rig import Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.core.downlink import Downlink
+from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream import loop_receiver
 from p2pdist.transfer.stream.events import Mailbox
@@ -61,7 +62,7 @@ async def test_the_loop_takes_what_comes_over_tls(
     receiver: Receiver, blob: SampleBlob, start_app: StartApp, tmp_path: Path
 ) -> None:
     tls, server = Tls(Authority(tmp_path).issue()), Server(blob)
-    server.port = await start_app("POST", "/v1/streams", server.streams, tls.server)
+    server.port = await start_app("POST", "/v1/streams", server.streams, ServerContext(tls))
     writes = Writes(receiver)
     stream = receiver.open(server.port, write=writes, tls=tls)
     assert (await receiver.closed(stream)).reason == "done"

@@ -11,6 +11,7 @@ from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.pieces import PieceSet
+from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.stream.events import StreamClosed
 from p2pdist.transfer.stream.frames import FRAME
 from p2pdist.transfer.tls import Tls
@@ -207,7 +208,7 @@ async def test_a_source_may_leave_out_what_another_stream_brings(
     """Also when the receiver already sleeps until much more has come than the closing frame."""
     server, available = Server(blob), {1, 5, 9}
     server.make = lambda layout, wanted: Pieces(layout, wanted, available=available)
-    server.port = await start_app("POST", "/v1/streams", server.streams, tls.server if secured else None)
+    server.port = await start_app("POST", "/v1/streams", server.streams, ServerContext(tls) if secured else None)
     stream = receiver.open(server.port, stripe=1, stripes=4, tls=tls if secured else None)
     await receiver.until(lambda: receiver.received(stream) == [1, 5, 9])
     await asyncio.sleep(0.05)

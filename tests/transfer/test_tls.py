@@ -18,23 +18,25 @@ from typing import TypeVar
 
 import pytest
 from aiohttp import ClientSession, TCPConnector, web
-from authority import Authority
+from authority import Authority, server_by_ssl
 from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.errors import UsageError
 from p2pdist.model.messages import STREAM_END
-from p2pdist.transfer.stream import frames, tls_socket
+from p2pdist.transfer.openssl import contexts
+from p2pdist.transfer.openssl.client import TlsSocket
+from p2pdist.transfer.openssl.server import ServerContext
+from p2pdist.transfer.stream import frames
 from p2pdist.transfer.stream.events import StreamClosed
 from p2pdist.transfer.stream.frames import FRAME, CutShort, TlsFrameReader
 from p2pdist.transfer.stream.ranges import RangeOptions, serve_range
-from p2pdist.transfer.stream.tls_socket import TlsSocket
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 
 @pytest.fixture
 async def secured(blob: SampleBlob, start_app: StartApp, tls: Tls) -> Server:
     server = Server(blob)
-    server.port = await start_app("POST", "/v1/streams", server.streams, tls.server)
+    server.port = await start_app("POST", "/v1/streams", server.streams, ServerContext(tls))
     return server
 
 
@@ -80,7 +82,8 @@ async def test_nothing_is_sent_in_the_clear(
 async def test_a_peer_without_a_certificate_is_refused(
     receiver: Receiver, secured: Server, tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_socket, "_identify", lambda context, credentials: None)
+    contexts.server_context(tls.credentials)
+    monkeypatch.setattr(contexts, "_identify", lambda context, credentials: None)
     closed = await ending(receiver, secured.port, tls)
     assert closed.reason == "reset" or "certificate" in closed.detail
     assert not secured.outgoing
@@ -104,7 +107,7 @@ async def test_a_certificate_for_another_host_is_refused_unless_it_has_the_name_
 ) -> None:
     server = Server(blob)
     other = Tls(authority.issue("other", host="agents.example"))
-    server.port = await start_app("POST", "/v1/streams", server.streams, other.server)
+    server.port = await start_app("POST", "/v1/streams", server.streams, ServerContext(other))
     closed = await ending(receiver, server.port, Tls(authority.issue("mine")))
     assert closed.reason == "refused" and "127.0.0.1" in closed.detail
     fleet = receiver.open(server.port, tls=Tls(authority.issue("mine", name="agents.example")))
@@ -160,7 +163,7 @@ async def test_ranges_over_tls(blob: SampleBlob, start_app: StartApp, tls: Tls) 
             options = RangeOptions({}, ranges_max=2)
             return await serve_range(request, blob.digest, file, blob.layout, options=options)
 
-    port = await start_app("GET", "/blob", handler, tls.server)
+    port = await start_app("GET", "/blob", handler, ServerContext(tls))
     async with ClientSession(connector=TCPConnector(ssl=tls.client)) as session:
         url = f"https://127.0.0.1:{port}/blob"
         async with session.get(url, headers={"Range": f"bytes=5-{3 * PIECE}"}) as answer:
@@ -222,7 +225,7 @@ class Slow:
     def _serve(self, tls: Tls, record: int, pause_s: float) -> None:
         accepted, _ = self._listening.accept()
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with tls.server.wrap_socket(accepted, server_side=True) as sending:
+        with server_by_ssl(tls).wrap_socket(accepted, server_side=True) as sending:
             data = b"".join(self.frames)
             data = data[: len(data) - self._cut]
             for start in range(0, len(data), record):
@@ -335,7 +338,7 @@ class Halting:
 
     def _serve(self, tls: Tls, frames: Sequence[bytes], rest: int) -> None:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        sending = tls.server.wrap_bio(incoming, outgoing, server_side=True)
+        sending = server_by_ssl(tls).wrap_bio(incoming, outgoing, server_side=True)
         accepted, _ = self._listening.accept()
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with accepted:

@@ -24,6 +24,8 @@ from p2pdist.model.upstream import parse_upstream, unique
 from p2pdist.model.url import tracker_urls
 
 if TYPE_CHECKING:
+    import ssl
+
     from aiohttp import web
 
     from p2pdist.agent.access.spiffe import SpiffeSettings
@@ -554,9 +556,7 @@ async def _serve(
     runners, watchdog = [], asyncio.create_task(daemon.notify_watchdog())
     try:
         public, local = make_apps(agent)
-        runners.append(
-            await daemon.listen(public, address, tls=agent.tls.server if agent.tls else None, connections=book)
-        )
+        runners.append(await daemon.listen(public, address, tls=_tls_context(agent), connections=book))
         runners.append(await daemon.listen_unix(local, socket))
         if doors.probe is not None:
             runners.append(await daemon.listen(make_probe(agent), doors.probe))
@@ -584,6 +584,15 @@ async def _serve(
         await daemon.close(runners)
         if traced is not None:
             await asyncio.to_thread(traced.stop)
+
+
+def _tls_context(agent: Agent) -> ssl.SSLContext | None:
+    """What the agent speaks TLS with to those that ask it; None while it has no certificate."""
+    if agent.tls is None:
+        return None
+    from p2pdist.transfer.openssl.server import ServerContext
+
+    return ServerContext(agent.tls)
 
 
 async def _mirror(agent: Agent, address: tuple[str, int], book: ConnectionBook) -> list[web.AppRunner]:

@@ -149,13 +149,14 @@ def connect(
 
 
 def prepare(tls: Tls) -> None:
-    """Load what `secure` needs and make its context, so that the first streams do not wait for it:
-    where many begin at once, these 16 ms of each make hosts look slow. Raises UsageError for
-    certificates that it cannot use."""
-    from p2pdist.transfer.stream.tls_socket import context_of
+    """Load what both ends of streams need and make their contexts, so that the first streams do not
+    wait for them: where many begin at once, these 16 ms of each make hosts look slow. Raises
+    UsageError for certificates that pyOpenSSL cannot use."""
+    from p2pdist.transfer.openssl.contexts import client_context, server_context
 
     try:
-        context_of(tls.credentials)
+        client_context(tls.credentials)
+        server_context(tls.credentials)
     except TlsError as error:
         raise UsageError(str(error), remedy="See that certificate, key and authorities are PEM files") from error
 
@@ -163,7 +164,7 @@ def prepare(tls: Tls) -> None:
 def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, *, timeout_s: float) -> TlsConnection:
     """Start TLS on `connection`, and check the peer's certificate. Raises Unreachable, which says
     what is wrong with it, and what `use` raises."""
-    from p2pdist.transfer.stream.tls_socket import TlsSocket
+    from p2pdist.transfer.openssl.client import TlsSocket
 
     host, _ = parse_address(source.address)
     name = tls.peer_name(source.host, host)

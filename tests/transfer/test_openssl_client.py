@@ -1,4 +1,4 @@
-"""The client's end of streams over TLS (tls_socket.py), beside the ssl module: the same
+"""The client's end of streams over TLS (openssl/client.py), beside the ssl module: the same
 certificates are refused, and nothing is sent or handed out before."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from authority import DAY, Authority
+from authority import DAY, Authority, server_by_ssl
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -31,9 +31,10 @@ from OpenSSL import SSL
 
 from p2pdist.model.errors import Refused, UsageError
 from p2pdist.model.plan import Source
-from p2pdist.transfer.stream import tls_socket
+from p2pdist.transfer.openssl import bindings, contexts
+from p2pdist.transfer.openssl.certificate import described
+from p2pdist.transfer.openssl.client import TlsSocket
 from p2pdist.transfer.stream.connections import Unreachable, prepare, secure
-from p2pdist.transfer.stream.tls_socket import TlsSocket, described
 from p2pdist.transfer.tls import Tls, TlsConnection, TlsError, TlsFiles
 
 PEM = serialization.Encoding.PEM
@@ -333,7 +334,7 @@ def test_keys_in_other_forms_are_read(authority: Authority) -> None:
         parameters = b"-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n"
         for before in (b"", parameters, b"text before\n"):
             files.key.write_bytes(before + pem)
-            assert tls_socket.context_of(Tls(files).credentials)
+            assert contexts.client_context(Tls(files).credentials)
 
 
 # -- the fields of a certificate
@@ -355,26 +356,26 @@ def rdn(*parts: tuple[x509.ObjectIdentifier, str]) -> x509.RelativeDistinguished
 CN, OU = NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
 
 
-@pytest.mark.parametrize(
-    ("names", "subject"),
-    [
-        ([DNS("a.example"), URI("spiffe://fleet/agent/h%200"), IP("127.0.0.1"), DNS("*.b")], None),
-        ([IP("::1")], None),
-        (None, None),
-        ([URI("spiffe://x/y\0z")], x509.Name([rdn((CN, "a"), (OU, "token")), rdn((NameOID.ORGANIZATION_NAME, "ü€"))])),
-        ([x509.RFC822Name("a@b"), DNS("x")], x509.Name([rdn((OU, "one")), rdn((OU, "two"))])),
-        ([DNS("x")], x509.Name([])),
-        (
-            [DNS("x")],
-            x509.Name(
-                [
-                    x509.NameAttribute(CN, "bmp é", x509.name._ASN1Type.BMPString),
-                    x509.NameAttribute(OU, "printable", x509.name._ASN1Type.PrintableString),
-                ]
-            ),
+FIELD_CASES: list[tuple[Names | None, x509.Name | None]] = [
+    ([DNS("a.example"), URI("spiffe://fleet/agent/h%200"), IP("127.0.0.1"), DNS("*.b")], None),
+    ([IP("::1")], None),
+    (None, None),
+    ([URI("spiffe://x/y\0z")], x509.Name([rdn((CN, "a"), (OU, "token")), rdn((NameOID.ORGANIZATION_NAME, "ü€"))])),
+    ([x509.RFC822Name("a@b"), DNS("x")], x509.Name([rdn((OU, "one")), rdn((OU, "two"))])),
+    ([DNS("x")], x509.Name([])),
+    (
+        [DNS("x")],
+        x509.Name(
+            [
+                x509.NameAttribute(CN, "bmp é", x509.name._ASN1Type.BMPString),
+                x509.NameAttribute(OU, "printable", x509.name._ASN1Type.PrintableString),
+            ]
         ),
-    ],
-)
+    ),
+]
+
+
+@pytest.mark.parametrize(("names", "subject"), FIELD_CASES)
 def test_fields_are_those_of_the_ssl_module(
     peer: Callable[[Behave], Peer], authority: Authority, tls: Tls, names: Names | None, subject: x509.Name | None
 ) -> None:
@@ -523,26 +524,6 @@ def test_older_tls_is_refused(peer: Callable[[Behave], Peer], authority: Authori
         opened(peer(speaking(context)), tls)
 
 
-@pytest.mark.parametrize(
-    ("only", "taken"), [(None, "TLS_AES_128_GCM_SHA256"), ("TLS_AES_256_GCM_SHA384", "TLS_AES_256_GCM_SHA384")]
-)
-def test_an_agent_serves_streams_by_the_cheapest_cipher_that_it_may(
-    peer: Callable[[Behave], Peer], tls: Tls, monkeypatch: pytest.MonkeyPatch, only: str | None, taken: str
-) -> None:
-    if only:
-        monkeypatch.setattr(tls_socket, "CIPHERS", only.encode())
-    found: list[str] = []
-
-    def tell(secured: ssl.SSLSocket) -> None:
-        name, _, _ = secured.cipher() or ("", "", 0)
-        found.append(name)
-        secured.sendall(b"x")
-
-    with opened(peer(speaking(tls.server, tell)), tls) as connection:
-        assert connection.recv(1) == b"x"
-    assert found == [taken]
-
-
 def test_a_client_certificate_is_refused_after_the_handshake(
     peer: Callable[[Behave], Peer], authority: Authority, tls: Tls, tmp_path: Path
 ) -> None:
@@ -611,7 +592,7 @@ def test_a_record_with_a_flipped_bit_is_an_error_and_gives_no_byte(
         changed[where] ^= 4
         return bytes(changed)
 
-    between = Between(peer, peer(speaking(tls.server, answering(b"data" * 100))), flipped)
+    between = Between(peer, peer(speaking(server_by_ssl(tls), answering(b"data" * 100))), flipped)
     with opened(between.peer, tls) as connection:
         between.changing = True
         connection.sendall(b"x")
@@ -634,7 +615,7 @@ def test_a_connection_that_is_cut_in_a_record_ends_there(peer: Callable[[Behave]
         secured.sendall(b"cut" * 100)
         secured.recv(1)
 
-    between = Between(peer, peer(speaking(tls.server, then)), cut)
+    between = Between(peer, peer(speaking(server_by_ssl(tls), then)), cut)
     with opened(between.peer, tls) as connection:
         between.changing = True
         connection.sendall(b"x")
@@ -651,7 +632,7 @@ def test_a_buffer_is_filled_from_as_many_records_as_it_takes(peer: Callable[[Beh
             secured.sendall(data[start : start + 7000])
         secured.recv(1)
 
-    with opened(peer(speaking(tls.server, then)), tls, timeout_s=None) as connection:
+    with opened(peer(speaking(server_by_ssl(tls), then)), tls, timeout_s=None) as connection:
         connection.sendall(b"x")
         buffer = bytearray(90_010)
         view = memoryview(buffer)
@@ -679,7 +660,7 @@ def test_a_buffer_is_filled_no_further_than_a_record_that_is_damaged(peer: Calla
             secured.sendall(b"data")
         secured.recv(1)
 
-    between = Between(peer, peer(speaking(tls.server, then)), flipped)
+    between = Between(peer, peer(speaking(server_by_ssl(tls), then)), flipped)
     with opened(between.peer, tls, timeout_s=None) as connection:
         between.changing = True
         connection.sendall(b"x")
@@ -699,7 +680,7 @@ def test_a_view_in_the_traceback_of_an_error_is_exported_no_more(
         secured.recv(1)
         secured.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    with opened(peer(speaking(tls.server, then)), tls, timeout_s=None) as connection:
+    with opened(peer(speaking(server_by_ssl(tls), then)), tls, timeout_s=None) as connection:
         connection.sendall(b"x")
         view = memoryview(bytearray(16))
         with pytest.raises(ConnectionResetError) as failed:
@@ -710,7 +691,7 @@ def test_a_view_in_the_traceback_of_an_error_is_exported_no_more(
 
 def test_another_thread_ends_a_buffer_that_is_being_filled(peer: Callable[[Behave], Peer], tls: Tls) -> None:
     ended: list[object] = []
-    with opened(peer(speaking(tls.server, answering(b"some"))), tls, timeout_s=None) as connection:
+    with opened(peer(speaking(server_by_ssl(tls), answering(b"some"))), tls, timeout_s=None) as connection:
         connection.sendall(b"x")
         thread = threading.Thread(target=lambda: ended.append(connection.recv_all_into(memoryview(bytearray(10)))))
         thread.start()
@@ -725,7 +706,7 @@ def test_a_reset_is_told_as_one(peer: Callable[[Behave], Peer], tls: Tls) -> Non
         secured.recv(1)
         secured.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    with opened(peer(speaking(tls.server, then)), tls) as connection:
+    with opened(peer(speaking(server_by_ssl(tls), then)), tls) as connection:
         connection.sendall(b"x")
         with pytest.raises(ConnectionResetError):
             connection.recv(1)
@@ -736,7 +717,7 @@ def test_the_end_that_tls_marks_comes_after_the_bytes(peer: Callable[[Behave], P
         secured.sendall(b"x" * 20_000)
         secured.unwrap()
 
-    with opened(peer(speaking(tls.server, then)), tls) as connection:
+    with opened(peer(speaking(server_by_ssl(tls), then)), tls) as connection:
         taken = b""
         while part := connection.recv(65536):
             taken += part
@@ -778,7 +759,7 @@ def test_keys_are_updated_by_the_server(
 
 
 def test_time_limits_and_reads_that_do_not_wait(peer: Callable[[Behave], Peer], tls: Tls) -> None:
-    with opened(peer(speaking(tls.server, answering(b"abc"))), tls) as connection:
+    with opened(peer(speaking(server_by_ssl(tls), answering(b"abc"))), tls) as connection:
         connection.settimeout(0.1)
         began = time.monotonic()
         with pytest.raises(TimeoutError) as late:
@@ -807,7 +788,7 @@ def test_much_is_sent_to_a_peer_that_reads_late(peer: Callable[[Behave], Peer], 
             taken.extend(secured.recv(1 << 20))
         secured.sendall(b"x")
 
-    server = peer(speaking(tls.server, then))
+    server = peer(speaking(server_by_ssl(tls), then))
     with opened(server, tls) as connection:
         connection.sendall(data)
         assert connection.recv(1) == b"x"
@@ -819,7 +800,7 @@ def test_another_thread_ends_a_read_that_waits(
     peer: Callable[[Behave], Peer], tls: Tls, timeout_s: float | None
 ) -> None:
     ended: list[object] = []
-    with opened(peer(speaking(tls.server, answering(b""))), tls) as connection:
+    with opened(peer(speaking(server_by_ssl(tls), answering(b""))), tls) as connection:
         connection.settimeout(timeout_s)
 
         def read() -> None:
@@ -838,7 +819,7 @@ def test_another_thread_ends_a_read_that_waits(
 
 def test_a_closed_connection_uses_no_descriptor(peer: Callable[[Behave], Peer], tls: Tls) -> None:
     """Its number may be another connection's by then."""
-    connection = opened(peer(speaking(tls.server, answering(b""))), tls)
+    connection = opened(peer(speaking(server_by_ssl(tls), answering(b""))), tls)
     connection.close()
     for use in (lambda: connection.recv(1), lambda: connection.sendall(b"x"), connection.pending):
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -847,7 +828,7 @@ def test_a_closed_connection_uses_no_descriptor(peer: Callable[[Behave], Peer], 
 
 
 def test_connections_leave_no_descriptor_and_no_memory(peer: Callable[[Behave], Peer], tls: Tls) -> None:
-    server = peer(speaking(tls.server, lambda secured: secured.sendall(b"x")))
+    server = peer(speaking(server_by_ssl(tls), lambda secured: secured.sendall(b"x")))
 
     def rounds(count: int) -> tuple[int, int]:
         for _ in range(count):
@@ -892,7 +873,7 @@ def test_what_pyopenssl_keeps_to_itself_is_there() -> None:
         "X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS",
         "X509_CHECK_FLAG_NEVER_CHECK_SUBJECT",
     ):
-        assert hasattr(tls_socket._lib, name), name
+        assert hasattr(bindings.lib, name), name
     assert hasattr(SSL.Connection(SSL.Context(SSL.TLS_CLIENT_METHOD)), "_ssl")
     assert hasattr(SSL.Connection, "_raise_ssl_error")
 
@@ -901,11 +882,11 @@ def test_what_streams_need_is_made_before_the_first(tls: Tls, monkeypatch: pytes
     """And certificates that it cannot use are told then."""
     prepare(tls)
     made: list[object] = []
-    monkeypatch.setattr(tls_socket, "_made", made.append)
-    tls_socket.context_of(tls.credentials)
+    monkeypatch.setattr(contexts, "_made", made.append)
+    contexts.client_context(tls.credentials)
     assert made == []
     with monkeypatch.context() as broken, pytest.raises(UsageError, match="cannot use"):
-        broken.setattr(tls_socket, "_made", failing)
+        broken.setattr(contexts, "_made", failing)
         tls.reload()
         prepare(tls)
 

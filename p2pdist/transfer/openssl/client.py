@@ -10,7 +10,7 @@ stands for no host. With access on the name is left to `Tls.host_in`, which read
 Invariants: no byte is sent or handed out before the handshake has verified the peer; whatever is
 not understood raises. The context is that of the newest Credentials.
 
-Only connections.py imports this module, when an agent with certificates starts.
+Only stream/connections.py imports this module, when an agent with certificates starts.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ import ipaddress
 import os
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from weakref import WeakKeyDictionary
 
-from cryptography import x509
-from cryptography.exceptions import InternalError, UnsupportedAlgorithm
-from cryptography.x509.oid import NameOID
-from OpenSSL import SSL, crypto
+from OpenSSL import SSL
 
-from p2pdist.transfer.tls import Credentials, TlsConnection, TlsError, file_of
+from p2pdist.transfer.openssl.bindings import exported, lib, reason_of, verification
+from p2pdist.transfer.openssl.certificate import UNREADABLE, described
+from p2pdist.transfer.openssl.contexts import client_context
+from p2pdist.transfer.tls import Credentials, TlsConnection, TlsError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -39,64 +37,7 @@ if TYPE_CHECKING:
 RECORD_BYTES = 16 << 10
 """Most bytes that a record of TLS holds (RFC 8446, 5.1), and so most that one read brings."""
 
-CIPHERS = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
-"""What TLS 1.3 has, the cheapest first, which every implementation must have (RFC 8446, 9.1); the
-server takes the first of these that it may."""
-
-_ATTRIBUTES = {
-    NameOID.COMMON_NAME: "commonName",
-    NameOID.ORGANIZATIONAL_UNIT_NAME: "organizationalUnitName",
-    NameOID.ORGANIZATION_NAME: "organizationName",
-    NameOID.COUNTRY_NAME: "countryName",
-    NameOID.LOCALITY_NAME: "localityName",
-    NameOID.STATE_OR_PROVINCE_NAME: "stateOrProvinceName",
-    NameOID.SERIAL_NUMBER: "serialNumber",
-}
-
-_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, InternalError, x509.InvalidVersion)
-"""What cryptography raises for certificates and keys that it cannot read."""
-
-_contexts: WeakKeyDictionary[Credentials, SSL.Context] = WeakKeyDictionary()
-_lock = threading.Lock()
-"""Held while `_contexts` is used."""
-
 Done = TypeVar("Done")
-
-
-def context_of(credentials: Credentials) -> SSL.Context:
-    """The context for connections with these credentials, made once. Raises TlsError for some that
-    cannot be used."""
-    with _lock:
-        context = _contexts.get(credentials)
-        if context is None:
-            try:
-                context = _contexts[credentials] = _made(credentials)
-            except (SSL.Error, crypto.Error, OSError, *_UNREADABLE) as error:
-                raise TlsError(f"pyOpenSSL cannot use the certificates and the key of this host: {error}") from error
-        return context
-
-
-def _made(credentials: Credentials) -> SSL.Context:
-    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
-    context.set_min_proto_version(SSL.TLS1_3_VERSION)
-    context.set_tls13_ciphersuites(CIPHERS)
-    context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT)
-    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
-    _identify(context, credentials)
-    store = context.get_cert_store()
-    assert store is not None
-    for pem in credentials.authorities:
-        for authority in x509.load_pem_x509_certificates(pem.encode("ascii")):
-            store.add_cert(crypto.X509.from_cryptography(authority))
-    return context
-
-
-def _identify(context: SSL.Context, credentials: Credentials) -> None:
-    """Let a context show the certificate, its chain, and prove it by the key."""
-    with file_of(credentials.chain) as chain, file_of(credentials.key) as key:
-        context.use_certificate_chain_file(chain)
-        context.use_privatekey_file(key)
-    context.check_privatekey()
 
 
 class TlsSocket(TlsConnection):
@@ -121,7 +62,7 @@ class TlsSocket(TlsConnection):
         """Whether a read has met the end, after which OpenSSL is not asked again."""
         try:
             self.settimeout(timeout_s)
-            self._tls = SSL.Connection(context_of(credentials), self)
+            self._tls = SSL.Connection(client_context(credentials), self)
             _expect(self._tls, name, compared=compared)
             self._tls.set_connect_state()
         except BaseException:
@@ -141,7 +82,7 @@ class TlsSocket(TlsConnection):
             raise _broken(error, "the peer closed the connection in the handshake") from None
         except SSL.Error as error:
             _raise_failed(tls, error)
-        if (code := _verification(tls)[0]) or tls.get_peer_certificate() is None:
+        if (code := verification(tls)[0]) or tls.get_peer_certificate() is None:
             raise TlsError(f"no certificate was verified ({code})", unverified=True)
         if tls.get_protocol_version() != SSL.TLS1_3_VERSION:
             raise TlsError("the peer speaks an older version of TLS")
@@ -157,7 +98,7 @@ class TlsSocket(TlsConnection):
             found = tls.get_peer_certificate(as_cryptography=True)
             assert found is not None
             return described(found)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise ValueError(f"the certificate cannot be read: {error}") from None
 
     # -- as a socket
@@ -167,10 +108,10 @@ class TlsSocket(TlsConnection):
         mark of it. Raises TlsError, OSError, BlockingIOError, and TimeoutError."""
         if flags:
             raise ValueError("flags do not go with TLS")
-        with _exported(buffer) as place:
+        with exported(buffer) as place:
             count = min(nbytes or len(place), len(place))
             ssl = self._readable
-            if ssl is not None and count and (taken := _lib.SSL_read(ssl, place, count)) > 0:
+            if ssl is not None and count and (taken := lib.SSL_read(ssl, place, count)) > 0:
                 return int(taken)
             return self._recv_into(place, count, taken if ssl is not None and count else None)
 
@@ -180,8 +121,8 @@ class TlsSocket(TlsConnection):
         time limit."""
         if self.gettimeout() is not None:
             raise ValueError("a time limit would lose what has come")
-        taken, read = 0, _lib.SSL_read
-        with _exported(buffer) as place:
+        taken, read = 0, lib.SSL_read
+        with exported(buffer) as place:
             count = len(place)
             while taken < count:
                 ssl, more = self._readable, 0  # looked up in each turn: `close` takes it away
@@ -215,7 +156,7 @@ class TlsSocket(TlsConnection):
             self._end()  # without TLS's own mark, as peers close that are shut down
             return 0
         except SSL.Error as error:
-            raise TlsError(_reason(error)) from None
+            raise TlsError(reason_of(error)) from None
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
         """As `recv_into`; b"" at the end."""
@@ -235,7 +176,7 @@ class TlsSocket(TlsConnection):
         except SSL.SysCallError as error:
             raise _broken(error, "the peer closed the connection") from None
         except SSL.Error as error:
-            raise TlsError(_reason(error)) from None
+            raise TlsError(reason_of(error)) from None
 
     def pending(self) -> int:
         return self._ready().pending()
@@ -301,69 +242,23 @@ class TlsSocket(TlsConnection):
             raise TimeoutError("the peer did not answer in time")
 
 
-def described(certificate: x509.Certificate) -> dict[str, Any]:
-    """A certificate's subject, issuer and alternative names of DNS and URI, as
-    ssl.SSLSocket.getpeercert puts them. Raises ValueError for one that cannot be read."""
-    fields: dict[str, Any] = {"subject": _name(certificate.subject), "issuer": _name(certificate.issuer)}
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return fields
-    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
-        raise ValueError(f"the certificate cannot be read: {error}") from None
-    kinds = {x509.DNSName: "DNS", x509.UniformResourceIdentifier: "URI"}
-    fields["subjectAltName"] = tuple((kinds[type(name)], name.value) for name in names if type(name) in kinds)
-    return fields
-
-
-def _name(name: x509.Name) -> tuple[tuple[tuple[str, str], ...], ...]:
-    return tuple(
-        tuple((_ATTRIBUTES.get(part.oid, part.oid.dotted_string), _text(part.value)) for part in several)
-        for several in name.rdns
-    )
-
-
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.hex()
-
-
 def _broken(error: SSL.SysCallError, ended: str) -> OSError:
     number = error.args[0]
     return TlsError(ended) if number == -1 else OSError(number, os.strerror(number))
 
 
-def _reason(error: SSL.Error) -> str:
-    """What OpenSSL says, in a few words."""
-    reports = error.args[0] if error.args and isinstance(error.args[0], list) else []
-    return "; ".join(dict.fromkeys(reason for _, _, reason in reports)) or "TLS had failed before"
-
-
 def _raise_failed(tls: SSL.Connection, error: SSL.Error) -> NoReturn:
     """Raise TlsError for a handshake that failed."""
-    reason = _reason(error)
+    reason = reason_of(error)
     if "certificate verify failed" in reason:
-        raise TlsError(_verification(tls)[1], unverified=True) from None
+        raise TlsError(verification(tls)[1], unverified=True) from None
     raise TlsError(reason, plain="wrong version number" in reason) from None
-
-
-# -- what pyOpenSSL has of OpenSSL and keeps to itself; tests/transfer/test_tls_socket.py fails
-# where a name of these goes
-
-_lib: Any = vars(SSL)["_lib"]
-_ffi: Any = vars(SSL)["_ffi"]
-
-
-def _exported(buffer: WriteableBuffer) -> Any:
-    """Where the bytes of a buffer are, while the context is open. CPython 3.11 ends the process
-    when it collects a memoryview in a cycle, such as one in the traceback of an error, while that
-    is exported; so it must not be beyond a call."""
-    return _ffi.from_buffer(buffer, require_writable=True)
 
 
 def _read(tls: SSL.Connection, place: Any, count: int) -> int:
     """As SSL.Connection.recv_into, which takes every record to a place of its own first and copies
     it: a third of the receiver's time."""
-    taken = int(_lib.SSL_read(tls._ssl, place, count))
+    taken = int(lib.SSL_read(tls._ssl, place, count))
     return taken if taken > 0 else _refuse(tls, taken)
 
 
@@ -388,19 +283,13 @@ def _expect(tls: SSL.Connection, name: str, *, compared: bool) -> None:
         tls.set_tlsext_host_name(encoded)
     if not compared:
         return
-    rules = _lib.SSL_get0_param(tls._ssl)
-    _lib.X509_VERIFY_PARAM_set_hostflags(
-        rules, _lib.X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS | _lib.X509_CHECK_FLAG_NEVER_CHECK_SUBJECT
+    rules = lib.SSL_get0_param(tls._ssl)
+    lib.X509_VERIFY_PARAM_set_hostflags(
+        rules, lib.X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS | lib.X509_CHECK_FLAG_NEVER_CHECK_SUBJECT
     )
     if address is None:
-        done = _lib.X509_VERIFY_PARAM_set1_host(rules, encoded, len(encoded))
+        done = lib.X509_VERIFY_PARAM_set1_host(rules, encoded, len(encoded))
     else:
-        done = _lib.X509_VERIFY_PARAM_set1_ip(rules, address, len(address))
+        done = lib.X509_VERIFY_PARAM_set1_ip(rules, address, len(address))
     if done != 1:
         raise ValueError(f"{name[:80]!r} cannot be compared with certificates")
-
-
-def _verification(tls: SSL.Connection) -> tuple[int, str]:
-    """How the check of the peer's certificate ended: OpenSSL's code, 0 for well, and text."""
-    code = int(_lib.SSL_get_verify_result(tls._ssl))
-    return code, _ffi.string(_lib.X509_verify_cert_error_string(code)).decode("ascii", "replace")
