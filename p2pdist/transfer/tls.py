@@ -109,6 +109,8 @@ class Tls:
         """Further authorities, PEM; set by `trust`."""
         self.host_in: HostIn | None = None
         """How certificates of hosts are read; None while the names of TLS itself are compared."""
+        self._prepare: Callable[[Credentials], None] = lambda credentials: None
+        """Called with new credentials before they count; set by `prepare_by`."""
         self._lock = threading.Lock()
         """Held while the contexts change: files, further authorities and both come from several
         threads, and the contexts must be of the newest of all."""
@@ -143,6 +145,18 @@ class Tls:
                 self._trusted = before
                 raise
 
+    def prepare_by(self, make: Callable[[Credentials], None]) -> None:
+        """Let `make` make what connections need of the credentials, now and whenever they are
+        others, before these count. It raises TlsError for some that it cannot use, and they are
+        refused as files that cannot be used are: UsageError."""
+        with self._lock:
+            before, self._prepare = self._prepare, make
+            try:
+                self.client, self.credentials = self._made()
+            except UsageError:
+                self._prepare = before
+                raise
+
     def peer_name(self, host: str, called: str) -> str:
         """What the certificate of `host`, with `called` as the host of its address, must be made
         out to."""
@@ -161,6 +175,7 @@ class Tls:
                 former[_pem(path).decode("ascii", "ignore")] = None
             credentials = Credentials(chain, key, tuple(filter(None, (*former, self._trusted))), self._strangers)
             _load(client, credentials)
+            self._prepare(credentials)
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"the TLS files {files.certificate}, {files.key} and {files.authority} cannot be used: {error}",

@@ -14,16 +14,16 @@ import pytest
 from aiohttp import ClientError, ClientSession, TCPConnector
 from joined_rig import FLEET, AccessSite, Running, access_site, certificate_of, until
 
-from p2pdist.agent.access import service as access_service
 from p2pdist.agent.access import tickets as tickets_module
 from p2pdist.agent.access.tickets import ASK_S, REFUSED_ASK_S, RENEW_AFTER_S, Tickets
 from p2pdist.credentials.authority import Authority, agent_dns, encode_key, expires_at, make_key, make_request
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.model.access import SKEW_S, TICKET_ALONE_S, TICKET_HEADER
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Refused, UsageError
+from p2pdist.model.errors import Refused
 from p2pdist.model.messages import Complaint
 from p2pdist.model.plan import Plan, Source, StripePlan
+from p2pdist.transfer.openssl import contexts
 from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.stream.connections import Unreachable, secure
 from p2pdist.transfer.tls import Tls, TlsFiles
@@ -170,15 +170,19 @@ async def test_authorities_that_streams_cannot_use_are_told(
 ) -> None:
     running = await site.agent("h0")
 
-    def failing(tls: Tls) -> None:
-        raise UsageError("no such curve")
+    def failing(credentials: object, method: int) -> None:
+        raise ValueError("no such curve")
 
-    monkeypatch.setattr(access_service, "prepare", failing)
-    site.tracker.authorities.append(Authority.create(FLEET, now=time.time()))
+    with monkeypatch.context() as broken:
+        broken.setattr(contexts, "_made", failing)
+        site.tracker.authorities.append(Authority.create(FLEET, now=time.time()))
+        await site.tracker.push_access()
+        await until(lambda: "the fleet's authorities stay as they were" in caplog.text)
+    assert "no such curve" in caplog.text
+    kept = running.settings.store / "identity" / "authorities.pem"
+    assert site.tracker.authorities[1].pem not in kept.read_bytes()
     await site.tracker.push_access()
-    await until(lambda: "streams from other hosts cannot use the fleet's authorities: no such curve" in caplog.text)
-    assert site.tracker.authorities[1].pem in (running.settings.store / "identity" / "authorities.pem").read_bytes()
-    assert "stay as they were" not in caplog.text
+    await until(lambda: site.tracker.authorities[1].pem in kept.read_bytes())
 
 
 async def test_old_tickets_count_while_no_tracker_answers(site: AccessSite) -> None:

@@ -881,17 +881,21 @@ def test_what_pyopenssl_keeps_to_itself_is_there() -> None:
 def test_what_streams_need_is_made_before_the_first(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     """And certificates that it cannot use are told then."""
     prepare(tls)
+    tls.reload()
     made: list[object] = []
-    monkeypatch.setattr(contexts, "_made", made.append)
+    monkeypatch.setattr(contexts, "_made", lambda credentials, method: made.append(method))
     contexts.client_context(tls.credentials)
+    contexts.server_context(tls.credentials)
     assert made == []
-    with monkeypatch.context() as broken, pytest.raises(UsageError, match="cannot use"):
-        broken.setattr(contexts, "_made", failing)
-        tls.reload()
-        prepare(tls)
+    before = tls.credentials
+    monkeypatch.setattr(contexts, "_made", failing)
+    for change in (tls.reload, lambda: tls.exchange(tls.files), lambda: tls.trust("")):
+        with pytest.raises(UsageError, match="no such curve"):
+            change()
+    assert tls.credentials is before, "what cannot be used changes nothing"
 
 
-def failing(credentials: object) -> NoReturn:
+def failing(credentials: object, method: int) -> NoReturn:
     raise ValueError("no such curve")
 
 

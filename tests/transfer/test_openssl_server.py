@@ -32,6 +32,7 @@ from test_openssl_client import CLIENT, FIELD_CASES, PEM, SERVER, issue, same_fi
 from p2pdist.transfer.openssl import bindings, contexts, server
 from p2pdist.transfer.openssl.client import TlsSocket
 from p2pdist.transfer.openssl.server import ServerContext
+from p2pdist.transfer.stream.connections import prepare
 from p2pdist.transfer.tls import Tls, TlsError, TlsFiles
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -343,6 +344,18 @@ def test_a_client_that_reads_late_pauses_the_service(
     assert len(sent) == 500
 
 
+def test_empty_writes_are_none(serve: Callable[..., Service], authority: Authority, tls: Tls) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.writelines([b"", b"one", b""])
+        writer.writelines([b""])
+        writer.write(b"two")
+        writer.close()
+
+    service = serve(ServerContext(tls), handler)
+    with opened(service, client_by_ssl(authority, authority.issue("h1"))) as connection:
+        assert exactly(connection, 100) == b"onetwo"
+
+
 class Recorder:
     """What a client of OpenSSL sends, in the records that it makes, held back until `flush`."""
 
@@ -541,6 +554,44 @@ def test_keys_are_exchanged_while_a_connection_is_open(
         finally:
             client.kill()
     assert len(service.peers) == 1
+
+
+def test_what_is_not_read_counts_towards_the_limits_of_the_event_loop(authority: Authority, tls: Tls) -> None:
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = client_by_ssl(authority, authority.issue("h1"))
+    client, one = context.wrap_bio(down, up), ServerContext(tls).wrap_bio(up, down, server_side=True)
+    over: set[object] = set()
+    while len(over) < 2:
+        for end in (client, one):
+            try:
+                end.do_handshake()
+                over.add(end)
+            except ssl.SSLWantReadError:
+                pass
+    data = secrets.token_bytes(1 << 20)
+    client.write(data)
+    came = one.read(4096)
+    assert up.pending > len(data) - (128 << 10)
+    while len(came) < len(data):
+        came += one.read(65536)
+    assert came == data and not up.pending and not one.pending()
+    with pytest.raises(ssl.SSLWantReadError):
+        one.read(1)
+
+
+def test_authorities_are_read_as_by_the_ssl_module(
+    serve: Callable[..., Service], authority: Authority, tls: Tls
+) -> None:
+    """Certificates of a version that nobody has made yet, as old bundles hold, are no reason to let
+    no one in."""
+    pem = authority.path.read_text()
+    der = bytearray(ssl.PEM_cert_to_DER_cert(pem))
+    at = der.index(b"\xa0\x03\x02\x01\x02")
+    der[at + 4] = 3
+    authority.path.write_text(f"text before\n{ssl.DER_cert_to_PEM_cert(bytes(der))}{pem}")
+    prepare(tls)
+    tls.reload()
+    assert let_in(serve(ServerContext(tls)), client_by_ssl(authority, authority.issue("h1")))
 
 
 # -- what it leaves

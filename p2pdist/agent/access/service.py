@@ -149,12 +149,6 @@ class AgentAccess:
                 await asyncio.to_thread(self.tls.trust, authorities)
         except (P2PDistError, OSError) as error:
             logger.warning("the fleet's authorities stay as they were: %s", error)
-            return
-        if self.tls is not None:
-            try:
-                await asyncio.to_thread(prepare, self.tls)
-            except UsageError as error:
-                logger.error("streams from other hosts cannot use the fleet's authorities: %s", error)
 
     async def _watch(self, tls: Tls) -> None:
         """Read certificates of one's own again when their files change. An SVID is in memory, and

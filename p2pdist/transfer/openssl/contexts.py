@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from weakref import WeakKeyDictionary
 
-from cryptography import x509
 from OpenSSL import SSL, crypto
 
 from p2pdist.transfer.openssl.certificate import UNREADABLE
@@ -31,7 +30,9 @@ def client_context(credentials: Credentials) -> SSL.Context:
 def server_context(credentials: Credentials) -> SSL.Context:
     """The context for connections of others, made once. Raises TlsError for credentials that cannot
     be used. No session is taken up again: it would outlive its certificate. OpenSSL sends tickets
-    all the same, which stand for a session that nothing keeps."""
+    all the same, which pyOpenSSL cannot forbid, of sessions that nothing keeps. So bytes lie unread
+    at a client that reads nothing, and where it closes then its kernel drops what it had yet to
+    send; a client of HTTP reads the response."""
     return _kept(_servers, credentials, SSL.TLS_SERVER_METHOD)
 
 
@@ -55,11 +56,9 @@ def _made(credentials: Credentials, method: int) -> SSL.Context:
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
     context.set_options(SSL.OP_NO_TICKET)
     _identify(context, credentials)
-    store = context.get_cert_store()
-    assert store is not None
     for pem in credentials.authorities:
-        for authority in x509.load_pem_x509_certificates(pem.encode("ascii")):
-            store.add_cert(crypto.X509.from_cryptography(authority))
+        with file_of(pem.encode("ascii")) as authorities:
+            context.load_verify_locations(authorities)
     return context
 
 

@@ -36,6 +36,13 @@ WRITE_BYTES = 256 << 10
 """Most bytes that one write encrypts: OpenSSL keeps room for as many while the connection is
 open."""
 
+TAKE_BYTES = 64 << 10
+"""Most encrypted bytes that a read gives to OpenSSL: what is left with the event loop counts
+towards its limits."""
+
+RECORD_MAX = (16 << 10) + 256 + 5
+"""Most encrypted bytes of a record, its head included (RFC 8446, 5.2)."""
+
 PLACE_BYTES = 128 << 10
 """Encrypted bytes that are handed to the event loop at once: a piece of the smallest size."""
 
@@ -126,7 +133,8 @@ class ServerTls:
         """Up to a record's bytes, or with `buffer` how many were put there; none at the end. Raises
         SSLWantReadError and SSLError."""
         self._require_verified()
-        self._take()
+        if _waiting(self._encrypted_in, self._start) < RECORD_MAX:
+            self._take(TAKE_BYTES)
         length = min(length, READ_BYTES)
         try:
             if buffer is None:
@@ -147,6 +155,8 @@ class ServerTls:
         """Encrypt `data`, WRITE_BYTES at most; returns how many bytes that is. Raises SSLError."""
         self._require_verified()
         with ffi.from_buffer(data) as place:
+            if not len(place):
+                return 0
             done = int(lib.SSL_write(self._ssl, place, min(len(place), WRITE_BYTES)))
         try:
             if done <= 0:
@@ -176,10 +186,10 @@ class ServerTls:
         if not self._verified:
             raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the handshake is not over")
 
-    def _take(self) -> None:
-        """Give OpenSSL what has come."""
+    def _take(self, count: int = -1) -> None:
+        """Give OpenSSL what has come, `count` bytes at most."""
         if self._incoming.pending:
-            data = self._incoming.read()
+            data = self._incoming.read(count)
             if lib.BIO_write(self._encrypted_in, data, len(data)) != len(data):
                 raise MemoryError("OpenSSL has no room for what has come")
 

@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable
 
 from p2pdist.model.address import Vicinity, parse_address
-from p2pdist.model.errors import Refused, UsageError
+from p2pdist.model.errors import Refused
 from p2pdist.model.plan import Source
 from p2pdist.transfer.names import NAMES, require_near
-from p2pdist.transfer.tls import Tls, TlsConnection, TlsError
+from p2pdist.transfer.tls import Credentials, Tls, TlsConnection, TlsError
 
 IDLE_S = 10.0
 """An idle connection is closed after so long: far less than a server waits for a request, so that
@@ -149,16 +149,17 @@ def connect(
 
 
 def prepare(tls: Tls) -> None:
-    """Load what both ends of streams need and make their contexts, so that the first streams do not
-    wait for them: where many begin at once, these 16 ms of each make hosts look slow. Raises
-    UsageError for certificates that pyOpenSSL cannot use."""
+    """Load what both ends of streams need and make their contexts, now and for all certificates and
+    authorities to come, so that the first streams do not wait for them: where many begin at once,
+    these 16 ms of each make hosts look slow. Raises UsageError for certificates that pyOpenSSL
+    cannot use."""
     from p2pdist.transfer.openssl.contexts import client_context, server_context
 
-    try:
-        client_context(tls.credentials)
-        server_context(tls.credentials)
-    except TlsError as error:
-        raise UsageError(str(error), remedy="See that certificate, key and authorities are PEM files") from error
+    def make(credentials: Credentials) -> None:
+        client_context(credentials)
+        server_context(credentials)
+
+    tls.prepare_by(make)
 
 
 def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, *, timeout_s: float) -> TlsConnection:
