@@ -312,13 +312,24 @@ def test_older_tls_is_refused(serve: Callable[..., Service], authority: Authorit
 @pytest.mark.parametrize("size", [0, 1, 16384, 16385, 300_000, 5_000_000])
 def test_what_is_sent_comes_back(serve: Callable[..., Service], authority: Authority, tls: Tls, size: int) -> None:
     """The client reads while it sends: what both hold has an end."""
-    data = secrets.token_bytes(size)
-    service = serve(ServerContext(tls))
-    with opened(service, client_by_ssl(authority, authority.issue("h1"))) as connection:
-        sending = threading.Thread(target=connection.sendall, args=(data,))
-        sending.start()
-        assert exactly(connection, size) == data
-        sending.join(30)
+    data, service = secrets.token_bytes(size), serve(ServerContext(tls))
+    context = client_by_ssl(authority, authority.issue("h1"))
+
+    async def talk() -> bytes:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", service.port, ssl=context, server_hostname="127.0.0.1"
+        )
+
+        async def send() -> None:
+            for start in range(0, size, 50_000):
+                writer.write(data[start : start + 50_000])
+                await writer.drain()
+
+        _, came = await asyncio.gather(send(), reader.readexactly(size))
+        writer.close()
+        return came
+
+    assert asyncio.run(asyncio.wait_for(talk(), 60)) == data
 
 
 def test_a_client_that_reads_late_pauses_the_service(
