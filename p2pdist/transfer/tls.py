@@ -30,6 +30,11 @@ from p2pdist.files import read_content
 from p2pdist.model.errors import UsageError
 
 PEM_BYTES_MAX = 4 << 20
+RECORD_BYTES = 16 << 10
+"""Most bytes that a record of TLS holds (RFC 8446, 5.1), and so most that one read brings."""
+
+RECORD_MAX = 5 + RECORD_BYTES + 256
+"""Most bytes that TLS takes from a connection for one record, its head included (RFC 8446, 5.2)."""
 
 PeerName = Callable[[str, str], str]
 """The DNS name in the certificate of a host, by the host's name and the host in its address."""
@@ -119,42 +124,40 @@ class Tls:
     def reload(self) -> None:
         """Read the files again, for connections from now on. Raises UsageError, and changes
         nothing, when a file cannot be used."""
-        with self._lock:
-            self.client, self.credentials = self._made()
+        with self._changing():
+            pass
 
     def exchange(self, files: TlsFiles) -> None:
         """Use other files for connections from now on. Raises UsageError, and changes nothing, when
         one cannot be used."""
-        with self._lock:
-            before, self.files = self.files, files
-            try:
-                self.client, self.credentials = self._made()
-            except UsageError:
-                self.files = before
-                raise
+        with self._changing():
+            self.files = files
 
     def trust(self, authorities: str) -> None:
         """Let certificates of these authorities (PEM) count, besides that of the file, for
         connections from now on; those that were given before count no more. Raises UsageError, and
         changes nothing."""
-        with self._lock:
-            before, self._trusted = self._trusted, authorities
-            try:
-                self.client, self.credentials = self._made()
-            except UsageError:
-                self._trusted = before
-                raise
+        with self._changing():
+            self._trusted = authorities
 
     def prepare_by(self, make: Callable[[Credentials], None]) -> None:
         """Let `make` make what connections need of the credentials, now and whenever they are
         others, before these count. It raises TlsError for some that it cannot use, and they are
         refused as files that cannot be used are: UsageError."""
+        with self._changing():
+            self._prepare = make
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Make the context and the credentials anew once the body has changed what they are made
+        of. Raises UsageError, and takes the change back, where they cannot be used."""
         with self._lock:
-            before, self._prepare = self._prepare, make
+            before = self.files, self._trusted, self._prepare
+            yield
             try:
                 self.client, self.credentials = self._made()
             except UsageError:
-                self._prepare = before
+                self.files, self._trusted, self._prepare = before
                 raise
 
     def peer_name(self, host: str, called: str) -> str:

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from OpenSSL import SSL
 from test_openssl_client import CLIENT, FIELD_CASES, PEM, SERVER, issue, same_fields
 
-from p2pdist.transfer.openssl import bindings, contexts, server
+from p2pdist.transfer.openssl import bindings, contexts
 from p2pdist.transfer.openssl.client import TlsSocket
 from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.stream.connections import prepare
@@ -660,4 +660,3 @@ def test_what_pyopenssl_keeps_to_itself_is_there(tls: Tls) -> None:
     connection = SSL.Connection(SSL.Context(SSL.TLS_SERVER_METHOD), None)
     for name in ("_ssl", "_into_ssl", "_from_ssl", "_raise_ssl_error"):
         assert hasattr(connection, name), name
-    assert server.WRITE_BYTES >= 64 << 10

@@ -29,13 +29,10 @@ from OpenSSL import SSL
 from p2pdist.transfer.openssl.bindings import exported, lib, reason_of, verification
 from p2pdist.transfer.openssl.certificate import UNREADABLE, described
 from p2pdist.transfer.openssl.contexts import client_context
-from p2pdist.transfer.tls import Credentials, TlsConnection, TlsError
+from p2pdist.transfer.tls import RECORD_BYTES, Credentials, TlsConnection, TlsError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
-
-RECORD_BYTES = 16 << 10
-"""Most bytes that a record of TLS holds (RFC 8446, 5.1), and so most that one read brings."""
 
 Done = TypeVar("Done")
 

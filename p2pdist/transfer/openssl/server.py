@@ -24,13 +24,10 @@ from OpenSSL import SSL
 from p2pdist.transfer.openssl.bindings import exported, ffi, lib, reason_of, verification
 from p2pdist.transfer.openssl.certificate import UNREADABLE, described
 from p2pdist.transfer.openssl.contexts import server_context
-from p2pdist.transfer.tls import Tls, TlsError
+from p2pdist.transfer.tls import RECORD_BYTES, RECORD_MAX, Tls, TlsError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
-
-READ_BYTES = 16 << 10
-"""Most bytes that one read brings: what a record holds (RFC 8446, 5.1)."""
 
 WRITE_BYTES = 256 << 10
 """Most bytes that one write encrypts: OpenSSL keeps room for as many while the connection is
@@ -39,9 +36,6 @@ open."""
 TAKE_BYTES = 64 << 10
 """Most encrypted bytes that a read gives to OpenSSL: what is left with the event loop counts
 towards its limits."""
-
-RECORD_MAX = (16 << 10) + 256 + 5
-"""Most encrypted bytes of a record, its head included (RFC 8446, 5.2)."""
 
 PLACE_BYTES = 128 << 10
 """Encrypted bytes that are handed to the event loop at once: a piece of the smallest size."""
@@ -129,13 +123,13 @@ class ServerTls:
         so a read may still raise SSLWantReadError."""
         return int(lib.SSL_pending(self._ssl)) + _waiting(self._encrypted_in, self._start)
 
-    def read(self, length: int = READ_BYTES, buffer: WriteableBuffer | None = None) -> Any:
+    def read(self, length: int = RECORD_BYTES, buffer: WriteableBuffer | None = None) -> Any:
         """Up to a record's bytes, or with `buffer` how many were put there; none at the end. Raises
         SSLWantReadError and SSLError."""
         self._require_verified()
         if _waiting(self._encrypted_in, self._start) < RECORD_MAX:
             self._take(TAKE_BYTES)
-        length = min(length, READ_BYTES)
+        length = min(length, RECORD_BYTES)
         try:
             if buffer is None:
                 return self._tls.recv(length)

@@ -34,7 +34,7 @@ from collections.abc import Iterable
 
 from p2pdist.model.messages import STREAM_END
 from p2pdist.model.pieces import PieceLayout
-from p2pdist.transfer.tls import TlsConnection
+from p2pdist.transfer.tls import RECORD_MAX, TlsConnection
 
 STREAM_PATH = "/v1/streams"
 STREAM_TYPE = "application/vnd.p2pdist.stream"
@@ -65,9 +65,6 @@ waits in recv."""
 TLS_FAST_BYTES_S = 50e6
 """The first of these over TLS, which is taken record by record: being woken within a frame adds
 less to that than to a plain stream, and a mark costs as much (docs/measurements.md)."""
-
-RECORD_MAX = (16 << 10) + 256
-"""Most bytes that TLS takes from a connection for one record (RFC 8446, 5.2)."""
 
 _BROKEN = select.POLLERR | select.POLLHUP
 _DATA_AT = 64
