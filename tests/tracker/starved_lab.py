@@ -80,6 +80,8 @@ class Lab:
         """What strangers say that they have."""
         self.mail: list[tuple[str, Planned]] = []
         """Plans that are on their way."""
+        self.still = False
+        """Whether no host has time to give or read: all streams are silent."""
 
     # -- the tracker
 
@@ -149,7 +151,7 @@ class Lab:
             host.completed_at = self.now
 
     def _receive(self, host: Host) -> None:
-        for stream, (source, stripe, due) in list(host.streams.items()):
+        for stream, (source, stripe, due) in list(() if self.still else host.streams.items()):
             sender = self.hosts.get(source.host)
             if source.host in self.said and self.how == "wrong":
                 del host.streams[stream]
@@ -168,7 +170,8 @@ class Lab:
                     due -= 1.0
                     host.from_origin += source.is_origin
                     self.submit(host, PieceStored(stream, piece))
-            if all(piece in host.core.have for piece in host.hedges.get(stream, (-1,))) and stream in host.streams:
+            demanded = host.hedges.get(stream, ())
+            if demanded and stream in host.streams and all(piece in host.core.have for piece in demanded):
                 del host.streams[stream]
                 self.submit(host, StreamEnded(stream, "done"))
             if stream in host.streams:
@@ -182,6 +185,8 @@ class Lab:
             if source.host in self.said and stream in host.streams and not gives:
                 responded, dripped = self.how != "silent", int(self.now) if self.how == "drips" else 0
                 self.submit(host, Quiet(stream, responded, 200 * responded + dripped, self.how == "waits"))
+            elif self.still and not source.is_origin and stream in host.streams:
+                self.submit(host, Quiet(stream, False, 0))
 
     # -- strangers
 
@@ -239,6 +244,12 @@ class Lab:
                 self.tell(host.name, Report((Advance(BLOB, tuple(host.core.counts)),)))
         if passed(FLEET_TICK_S):
             self._sent(self.fleet.handle(events.Tick(), now=self.now))
+
+    def stand_still(self, seconds: float) -> None:
+        """The machine on which all hosts run has no time for them."""
+        self.still = True
+        self.run(seconds)
+        self.still = False
 
     def until_complete(self, *hosts: Host) -> float:
         """How long the last of these pulls takes."""
