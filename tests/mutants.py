@@ -692,13 +692,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/gateway/test_hub_door.py::test_a_private_repository_is_for_clients_that_may_read_it",),
     ),
     Mutant(
-        "a rescue lasts to the end",
-        "tracker/core/repair/starvation.py",
-        "            self._end_rescues(now)",
-        "            pass",
-        ("tests/tracker/test_starved_pulls.py",),
-    ),
-    Mutant(
         "a site imports twice",
         "tracker/core/planning/single_import.py",
         "        if len(importers) > 1:",

@@ -55,6 +55,7 @@ from p2pdist.agent.upkeep.retention import EvictionOrder, PolicyPins, Retention
 from p2pdist.agent.upkeep.scrub import StoreScrub
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
+from p2pdist.core.sources import ResponseTimes, Sources
 from p2pdist.core.trackerless import Announcement
 from p2pdist.gateway.huggingface.counts import HubCounts
 from p2pdist.gateway.registry.counts import MirrorCounts
@@ -240,6 +241,7 @@ class Agent:
             self.uplink,
             self.swarming,
             received_bytes,
+            sources=Sources(ResponseTimes(certified=self.tls is not None)),
             named=NamedSources(self.settings.store / "sources", self.host),
             peer_wait_s=self.settings.peer_wait_s,
             lists=PeerLists(self.access, lambda: self.session.vicinity),

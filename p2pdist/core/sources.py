@@ -250,6 +250,11 @@ least where it is usually quicker, and where none was measured yet, or near a so
 connected much more quickly, and a piece comes at that rate at least. That accuses no source, so it
 may be said long before one is silent."""
 
+STARVED_CERTIFIED = 2.0
+"""Times as long where all sources have certificates of the fleet: each stream may begin with a TLS
+handshake, which many hosts that start at once on one machine make one after the other; and no
+stranger is among them."""
+
 SILENT_ROW = 4
 """After so many silent sources in a row the next ones have twice the time, after twice as many
 three times."""
@@ -280,6 +285,8 @@ class _Smoothed:
 class ResponseTimes:
     """How long sources take to respond, and to give their first piece, at this host."""
 
+    certified: bool = False
+    """Whether all sources have certificates of the fleet."""
     _responses: _Smoothed = field(default_factory=_Smoothed)
     _first_pieces: _Smoothed = field(default_factory=_Smoothed)
     _silent_row: int = 0
@@ -322,6 +329,7 @@ class ResponseTimes:
         usual_s = self._responses.limit_s(STARVED_MIN_S, STARVED_UNKNOWN_S) * (1 + self._unanswered)
         if connected_s is not None:  # the kernel of the source answers, and shows how long the path is
             usual_s = min(usual_s, max(STARVED_NEAR_S, STARVED_CONNECTS * connected_s))
+        usual_s *= STARVED_CERTIFIED if self.certified else 1.0
         return min(SILENCE_MAX_S, usual_s + piece_size / STARVED_BYTES_S)
 
 

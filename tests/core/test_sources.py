@@ -12,6 +12,7 @@ from p2pdist.core.sources import (
     SOURCES_MAX,
     STARVED_BYTES_S,
     STARVED_MIN_S,
+    STARVED_NEAR_S,
     STARVED_UNKNOWN_S,
     ResponseTimes,
     Sources,
@@ -147,3 +148,10 @@ def test_a_first_piece_is_late_by_what_responses_and_the_piece_take() -> None:
     assert times.starved_s(piece) == STARVED_MIN_S + piece / STARVED_BYTES_S
     times.responded(5.0)
     assert unknown_s < times.starved_s(piece) < SILENCE_MAX_S
+
+
+def test_a_host_says_later_that_it_starves_where_streams_begin_with_handshakes() -> None:
+    """Those of many hosts on one machine come one after the other."""
+    times, piece = ResponseTimes(certified=True), 1 << 20
+    assert times.starved_s(piece) == 2 * STARVED_UNKNOWN_S + piece / STARVED_BYTES_S
+    assert times.starved_s(piece, 0.001) == 2 * STARVED_NEAR_S + piece / STARVED_BYTES_S

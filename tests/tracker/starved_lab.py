@@ -22,7 +22,7 @@ from p2pdist.core.download.events import (
     StreamEnded,
     Tick,
 )
-from p2pdist.core.sources import Sources
+from p2pdist.core.sources import ResponseTimes, Sources
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Assign, Complaint, Hello, Holding, Left, Report
 from p2pdist.model.pieces import PieceLayout, PieceSet
@@ -61,11 +61,13 @@ class Lab:
     """A tracker, hosts, and strangers. `how` strangers treat a child: "silent", "head" (they
     respond and send nothing), "waits" (they say that they have none), "drips" (a byte a second),
     "half" (they give the first half of a stripe), "wrong" (wrong bytes). The tracker started at
-    `started_at`."""
+    `started_at`; `certified`: hosts have certificates."""
 
-    def __init__(self, how: str = "silent", *, whole_s: float = WHOLE_S, started_at: float = -100.0) -> None:
+    def __init__(
+        self, how: str = "silent", *, whole_s: float = WHOLE_S, started_at: float = -100.0, certified: bool = False
+    ) -> None:
         self.fleet, self.now, self.how = Fleet(started_at), 0.0, how
-        self.pieces_s = LAYOUT.count / whole_s
+        self.pieces_s, self.certified = LAYOUT.count / whole_s, certified
         self.hosts: dict[str, Host] = {}
         self.numbers: dict[str, int] = {}
         self.opened = 0
@@ -121,7 +123,8 @@ class Lab:
     def pull(self, name: str, source: str = "") -> Host:
         if name not in self.numbers:
             self.open(name, source)
-        core = Download(BLOB, LAYOUT, STRIPES, PieceSet(LAYOUT.count), Sources(), self.now, host=name, hedges=True)
+        sources = Sources(ResponseTimes(certified=self.certified))
+        core = Download(BLOB, LAYOUT, STRIPES, PieceSet(LAYOUT.count), sources, self.now, host=name, hedges=True)
         host = self.hosts[name] = Host(name, self.numbers[name], core, self.now)
         self.tell(name, Holding(BLOB, LAYOUT.size, LAYOUT.piece_size, (0,) * STRIPES))
         return host

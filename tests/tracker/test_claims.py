@@ -437,9 +437,9 @@ def test_where_no_host_can_be_rescued_a_starved_one_stays_where_it_is() -> None:
         control.run(0.3)
         swarm.edges.detach(0, f"r{number}")
         swarm.edges.attach(0, f"r{number}", "")
-        control.report(f"r{number}", 1)
         swarm.edges.rescue(0, f"r{number}")
         swarm.members[f"r{number}"].reduce_slots(0, now=control.now)
+        control.report(f"r{number}", 1)
     control.join("h1")
     control.run(0.3)
     parent = control.parent("h1") or ""

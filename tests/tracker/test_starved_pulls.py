@@ -77,32 +77,18 @@ def test_hosts_that_strangers_stopped_giving_to_read_the_origin_few_times() -> N
     assert sum(host.from_origin for host in hosts) <= (RESCUES_MAX + 1) * LAYOUT.count // 2
 
 
-@pytest.mark.parametrize(("count", "copies"), [(24, 1.25), (4, 2.2)])
-@pytest.mark.parametrize("still_s", [0.3, 0.5, 0.8, 1.5])
-@pytest.mark.parametrize("before_s", [0.0, 0.1])
-def test_hosts_that_stand_still_as_they_begin_read_the_origin_about_once(
-    count: int, copies: float, still_s: float, before_s: float
+@pytest.mark.parametrize("count", [4, 24])
+@pytest.mark.parametrize("still_s", [0.2, 0.4])
+def test_hosts_with_certificates_that_stand_still_as_they_begin_read_the_origin_once(
+    count: int, still_s: float
 ) -> None:
-    """All of them say at once that they starve: few are rescued, and these hand back what they
-    read. Where only a few others are there, these may all be below one that was rescued."""
-    lab = Lab(whole_s=8.0)
+    """For as long as their first handshakes may take on one machine."""
+    lab = Lab(whole_s=4.0, certified=True)
     lab.measure()
     hosts = [lab.pull(f"h{number}") for number in range(count)]
-    lab.run(before_s)
     lab.stand_still(still_s)
     lab.until_complete(*hosts)
-    assert LAYOUT.count <= sum(host.from_origin for host in hosts) <= copies * LAYOUT.count
-
-
-@pytest.mark.parametrize("seeds", [True, False])
-@pytest.mark.parametrize("how", ["silent", "waits"])
-def test_a_host_that_hands_back_what_it_reads_to_strangers_loses_little(how: str, seeds: bool) -> None:
-    """They say that they give to each other."""
-    lab = Lab(how, whole_s=8.0)
-    lab.strangers(20, seeds=seeds)
-    host = lab.pull("h1")
-    assert lab.until_complete(host) <= 1.4 * usual_s(whole_s=8.0)
-    assert host.from_origin == LAYOUT.count
+    assert sum(host.from_origin for host in hosts) == LAYOUT.count
 
 
 @pytest.mark.parametrize("seeds", [True, False])

@@ -97,10 +97,7 @@ class Edges:
     def rescue(self, stripe: int, child: str) -> None:
         """`child`, which was starved, keeps the lease of a stripe that it has, besides the root of
         its site."""
-        member = self.members[child]
-        member.rescued |= {stripe}
-        if not member.counts[stripe]:
-            member.rescued_early |= {stripe}
+        self.members[child].rescued |= {stripe}
 
     def detach(self, stripe: int, child: str) -> None:
         """`child` loses its parent and waits for another."""
@@ -160,7 +157,6 @@ class Edges:
         if parent == FROM_ORIGIN:
             self.roots[stripe].pop(member.host, None)
             member.rescued -= {stripe}
-            member.rescued_early -= {stripe}
             return
         self.importers[stripe].pop(member.host, None)
         if parent in self.members:

@@ -268,8 +268,6 @@ class Member:
     Edges.attach."""
     rescued: frozenset[int] = frozenset()
     """Stripes that the host reads although its site has a root, since it was starved. Edges."""
-    rescued_early: frozenset[int] = frozenset()
-    """Those of them of which it had no piece then. Edges."""
     told: tuple[str, ...] = ()
     """The hosts that were named in the plans that the host was sent last, at most TOLD_MAX; those
     of the latest plan come first, and FROM_ORIGIN stands between two plans. `record_plan`."""

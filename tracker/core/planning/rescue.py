@@ -16,9 +16,6 @@ from __future__ import annotations
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.swarm import Swarm
 
-BETWEEN_S = 0.3
-"""So long after a host another one that has no piece reads the origin."""
-
 RESCUES_MAX = 3
 """So many starved hosts read a stripe from the origin at once, besides the roots."""
 
@@ -48,15 +45,7 @@ def may_be_rescued(swarm: Swarm, stripe: int, host: str) -> bool:
     """Whether a starved host for which there is no rescuer may read a stripe from the origin: the
     hosts that were rescued there gave it nothing, or serve none any more."""
     barred = host in swarm.origin.barred or (host, FROM_ORIGIN) in swarm.edges.avoided
-    return not is_full(swarm, stripe) and not barred and not comes_too_soon(swarm, stripe, host)
-
-
-def comes_too_soon(swarm: Swarm, stripe: int, host: str) -> bool:
-    """Whether the rescue of a host without a piece waits: another has just begun to read, and may
-    be about to give. Many say at once that they starve where the machine stands still."""
-    since = swarm.edges.now - BETWEEN_S
-    lately = any(each.attached_at[stripe] > since for each in _rescued(swarm, stripe))
-    return lately and not swarm.members[host].counts[stripe]
+    return not is_full(swarm, stripe) and not barred
 
 
 def first_idle(swarm: Swarm, stripe: int, idle_s: float) -> Member | None:

@@ -8,12 +8,6 @@ meanwhile. A host that is starved reads the origin, or receives from one that do
 process may say that it starves, so few hosts are rescued, those that read nothing make room, and
 nothing counts that no agent would say so soon.
 
-Many hosts that start at once on one busy machine may say so of parents that are about to give. So
-a host that has nothing is rescued only some time after another one, and hands back what it reads
-once a host of its site that was not rescued after it reads or imports the stripe as well, and has
-given a piece to a host of another vote, or has no child. It does so once: where it then gets
-nothing it complains with pieces, and a rescue for these lasts.
-
 Later a host complains of each parent that gives nothing of what it says that it has. A host that
 several failed so is starved, too.
 """
@@ -28,9 +22,9 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Complaint
 from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, STARVED_BY, Member
-from tracker.core.planning.rescue import BETWEEN_S, below_rescue, comes_too_soon, is_missing, may_be_rescued, rescuer
+from tracker.core.planning.rescue import below_rescue, is_missing, may_be_rescued, rescuer
 from tracker.core.planning.schedule import Schedule
-from tracker.core.repair.lease_turnover import LOOK_S, PATIENCE, LeaseTurnover
+from tracker.core.repair.lease_turnover import PATIENCE, LeaseTurnover
 from tracker.core.repair.remedies import (
     AVOID_S,
     DRY_SOON_S,
@@ -44,9 +38,6 @@ from tracker.core.swarm import Swarm
 
 EARLY_MAX, EARLY_OF_HOST_MAX = 10_000, 64
 """So many words of starved hosts, and of one, are kept until they can be judged."""
-
-RESCUE_S = 1.0
-"""A host that was rescued reads for so long at least: a small pull is over by then."""
 
 STARVED_S = 0.1
 """No agent says sooner that a parent gives it nothing: what does is not waiting for it."""
@@ -71,8 +62,6 @@ class StarvedHosts:
     _kept: dict[str, dict[tuple[Digest, int], tuple[float, str]]] = field(default_factory=dict)
     """By child, and there by swarm and stripe, when those come up and of which parents they are; a
     word of the heap that is not here was followed by another one. `_keep`, `look`."""
-    _looked_at: float = 0.0
-    """When the rescues were looked at last. `look`."""
 
     def says_so(self, swarm: Swarm, child: Member, parent: Member, stripe: int, *, waits: bool, now: float) -> None:
         """A host without any piece says that a parent gives nothing yet. Where that is so of all
@@ -112,9 +101,6 @@ class StarvedHosts:
     def look(self, *, late: bool, now: float) -> None:
         """Judge what starved hosts said, where time has shown it meanwhile. Called often and
         regularly; `late`: the whole fleet is late with its reports."""
-        if not late and now - self._looked_at >= LOOK_S:
-            self._looked_at = now
-            self._end_rescues(now)
         while not late and self._early and self._early[0][0] < now:
             due, key, host, stripe, source, waits = heapq.heappop(self._early)
             kept = self._kept.get(host, {})
@@ -238,37 +224,6 @@ class StarvedHosts:
         if joined or starvation.stopped_soon(now=now):
             self._rescue(swarm, child, stripes, now)
 
-    def _end_rescues(self, now: float) -> None:
-        """Hosts that read a stripe of which they had nothing wait for a parent again where another
-        host brings it to their site."""
-        for swarm in self.turnover.reading():
-            for stripe, roots in enumerate(swarm.edges.roots):
-                early = [each for root in roots if stripe in (each := swarm.members[root]).rescued_early]
-                for member in early:
-                    reads = bool(member.counts[stripe]) and now - member.attached_at[stripe] >= RESCUE_S
-                    if reads and self._another_brings(swarm, stripe, member):
-                        swarm.edges.set_now(now)
-                        swarm.edges.detach(stripe, member.host)
-                        swarm.record(now, f"{member.host} hands back stripe {stripe}: others of its site have it")
-                        self.schedule.ask(swarm.key, "rescue over", now)
-
-    def _another_brings(self, swarm: Swarm, stripe: int, member: Member) -> bool:
-        """Whether another host, which was not rescued after it, brings a stripe to the site of one
-        that was rescued."""
-
-        def order(top: Member) -> tuple[bool, float, int]:
-            return stripe in top.rescued, top.attached_at[stripe], top.order
-
-        hosts = (*swarm.edges.roots[stripe], *swarm.edges.importers[stripe])
-        tops = (each for host in hosts if (each := swarm.members[host]).site == member.site)
-        return any(
-            order(each) < order(member)
-            and each.serves
-            and each.counts[stripe]
-            and (self.hosts[each.host].gave or not each.children[stripe])
-            for each in tops
-        )
-
     def _rescue(self, swarm: Swarm, child: Member, stripes: list[int], now: float) -> None:
         """Have a starved host leave its parents in these stripes, where it can be rescued."""
         swarm.edges.set_now(now)
@@ -283,10 +238,7 @@ class StarvedHosts:
                     child.starve().give_up(stripe)
                 swarm.edges.detach(stripe, child.host)
                 self.schedule.ask(swarm.key, "starved", now)
-                continue
-            if comes_too_soon(swarm, stripe, child.host):
-                self._keep(now + BETWEEN_S, swarm, child, stripe, waits=False)
-            if not avoided:
+            elif not avoided:
                 del swarm.edges.avoided[child.host, parent]
 
 
