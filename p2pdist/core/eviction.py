@@ -1,9 +1,9 @@
 """Eviction and retention: which packages a store lets go by policy, and which blobs and trees leave
 it when it needs room.
 
-Theory of eviction (`choose`). What a policy says is not to be kept goes first. What was used long
-ago is the least likely to be asked for again, so it goes next. Packs whose contents are in this
-store as objects are kept only to serve other hosts, and go before what is needed to show something.
+Theory of eviction (`choose`). What a policy says is not to be kept goes first. Packs whose contents
+are in this store as objects are kept only to serve other hosts, and go next, before what is needed
+to show something. Of the rest what was used longest ago is the least likely to be asked for again.
 Pinned things and things in use never go, and what a tree needs (its
 catalogs) goes after the tree. Trees share contents: what they share becomes free when the last of
 them goes. It is all or nothing: when even everything that may go would not be enough, nothing goes,
@@ -95,8 +95,8 @@ def choose(candidates: Sequence[Candidate], needed: int, shares: Sequence[Share]
 
 
 def _order(candidates: Sequence[Candidate], shares: Sequence[Share]) -> list[Candidate]:
-    """All that may go, in the order in which it would: least recently used first, each after the
-    trees that need it."""
+    """All that may go, in the order in which it would (`_rank`), each after the trees that need
+    it."""
     with_share = {owner for share in shares if share.size for owner in share.owners}
     waiting = sorted((candidate for candidate in candidates if _may_go(candidate, with_share)), key=_rank)
     ordered: list[Candidate] = []
