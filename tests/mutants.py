@@ -692,6 +692,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/gateway/test_hub_door.py::test_a_private_repository_is_for_clients_that_may_read_it",),
     ),
     Mutant(
+        "a child moves to no host that is behind",
+        "tracker/core/rebalance/overload.py",
+        "max(self.behind, BEHIND_SHARE * max(0.0, above.load / above.slots - 1) * rest)",
+        "self.behind",
+        ("tests/simulate/test_wan.py",),
+    ),
+    Mutant(
         "a site imports twice",
         "tracker/core/planning/single_import.py",
         "        if len(importers) > 1:",

@@ -132,6 +132,18 @@ def test_few_large_pieces_on_slow_links_cost_the_filling_alone() -> None:
     assert report.makespan_s < report.bound_s + 15 * 2 * piece / rate_bytes_s
 
 
+@pytest.mark.parametrize(("hosts", "seconds", "seed"), [(4, 3.0, 3), (8, 3.0, 9), (8, 5.0, 2), (12, 5.0, 10)])
+def test_few_hosts_that_come_one_after_another_overload_none_for_long(hosts: int, seconds: float, seed: int) -> None:
+    """The first ones feed the other site when more of their own come. A host that serves three or
+    four times hands one to a newcomer, which has less by all that came meanwhile: the child waits
+    for that once. All took 1.3 to 1.9 times as long where no child moved to one so far behind."""
+    rate_bytes_s = 12.5e6
+    few = Scenario(hosts, 256 << 20, rate_bytes_s, sites=2, wan_bytes_s=rate_bytes_s, wan_s=0.04, piece_size=1 << 20)
+    report = run(base=replace(few, arrivals="uniform", arrivals_s=seconds, seed=seed))[1]
+    assert report.complete == hosts
+    assert report.ratio < 1.1
+
+
 @pytest.mark.slow
 def test_a_tracker_that_starts_while_all_stand_still_lets_the_sites_import_as_before() -> None:
     """A root loses its power, and what it did not send is missing ever further down. Just then the

@@ -6,7 +6,8 @@ in whatever stripe, the child moves there. If slots are short everywhere, hosts 
 children are leaves in their stripe bear the overload, so that no host further down loses. Among
 these it goes round: the leaf that lost most is exchanged for the one that lost least. All lose a
 little then, and none much. A running stream is not restarted: the child changes its parent between
-two pieces.
+two pieces. It may move to a host that has fewer pieces, and waits for them once, where that is less
+than what the overload costs.
 
 Hosts with idle slots are at the bottom of the tree, and what an overloaded host near the root feeds
 is ahead of them by a piece for each level, which takes long where pieces are large. So where none
@@ -32,6 +33,10 @@ BEHIND_PIECES = 4
 BEHIND_S = 0.5
 """A host is taken as a parent although it is so much behind its child: the child waits once, and
 goes on faster than one of three."""
+
+BEHIND_SHARE = 0.5
+"""Or by this part of what the overload costs: a host that serves half as many again as it has slots
+for takes half as long again for all that is left."""
 
 UNEVEN_S = 0.4
 """Leaves are exchanged when one has lost so much more than the other."""
@@ -268,9 +273,18 @@ class _Rack:
             or (child.host, carrier.host) in swarm.edges.avoided
         ):
             return False
-        if carrier.counts[stripe] + self.behind < child.counts[stripe] or not self.rooted(stripe, carrier.host):
+        if carrier.counts[stripe] + self._behind(stripe, child) < child.counts[stripe]:
+            return False
+        if not self.rooted(stripe, carrier.host):
             return False
         return not child.children[stripe] or not swarm.edges.receives_through(stripe, carrier.host, child.host)
+
+    def _behind(self, stripe: int, child: Member) -> float:
+        """How many pieces less than a child its next parent may have: it waits for them once, and
+        all children of its parent lose more in the time that it takes to receive the rest."""
+        above = _parent(self.swarm, child, stripe)
+        rest = self.swarm.totals[stripe] - child.counts[stripe]
+        return max(self.behind, BEHIND_SHARE * max(0.0, above.load / above.slots - 1) * rest)
 
     def _attach(self, stripe: int, child: Member, carrier: Member) -> None:
         """Change a child's parent for one that has as many slots as before."""
