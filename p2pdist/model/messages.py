@@ -368,9 +368,9 @@ class Access(Message, frozen=True):
     """What an agent needs to judge others while access is on. Sent after the welcome and when any
     of it changes; replaces what was sent before. `keys`: public halves of the keys that sign
     tickets, base64 by name. `authorities`: certificates, PEM, of which a peer's must come.
-    `revoked`: `host:NAME`, `token:ID` and `join:ID`. `public`: patterns of packages for which no ticket is
-    needed. `local`: patterns of packages by `user:NAME` or `group:NAME` of processes at the
-    agent's Unix socket; empty: the socket's group may use all. `mount_roots`: directories below
+    `revoked`: `host:NAME`, `token:ID` and `join:ID`. `public`: patterns of packages for which no
+    ticket is needed. `local`: patterns of packages by `user:NAME` or `group:NAME` of processes at
+    the agent's Unix socket; empty: the socket's group may use all. `mount_roots`: directories below
     which views may be mounted; empty: no limit but the caller's own rights. `fleet`: the fleet's
     name, which issues tokens. `roles`: the rights of each role that a token may have; `reads`: the
     patterns of packages that its bearer may read."""

@@ -28,7 +28,7 @@ class PlainRack(overload._Rack):
             carrier is not child
             and child.parents[stripe] != carrier.host
             and (child.host, carrier.host) not in edges.avoided
-            and carrier.counts[stripe] + max(4, 0.5 * self.swarm.typical_rate) >= child.counts[stripe]
+            and carrier.counts[stripe] + self._behind(stripe, child) >= child.counts[stripe]
             and not edges.receives_through(stripe, carrier.host, child.host)
             and edges.rooted(stripe, carrier.host)
         )

@@ -34,7 +34,7 @@ BEHIND_S = 0.5
 """A host is taken as a parent although it is so much behind its child: the child waits once, and
 goes on faster than one of three."""
 
-BEHIND_SHARE = 0.5
+BEHIND_SHARE = 0.25
 """Or by this part of what the overload costs: a host that serves half as many again as it has slots
 for takes half as long again for all that is left."""
 
@@ -229,7 +229,7 @@ class _Rack:
         return whether it could."""
         for name in carrier.children[stripe]:
             leaf = self.swarm.members[name]
-            if self.most(stripe) + self.behind < leaf.counts[stripe]:
+            if self.most(stripe) + self._behind(stripe, leaf) < leaf.counts[stripe]:
                 continue
             for other in (*self.idle[:TRIES], *self.bearing[:TRIES]):
                 if other is carrier or other is child or other.host == child.parents[stripe]:
