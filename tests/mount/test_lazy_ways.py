@@ -76,7 +76,10 @@ def test_an_agent_is_let_in_while_readers_have_all_descriptors(way: FillMethod, 
         pytest.skip("its readers have no descriptors")
     view = show()
     supervisor, guard = view.pair()
+    until(lambda: not accepted(supervisor), "it keeps the connection of whoever looked whether it answers")
+    before = len(descriptors(supervisor))
     reader = cat(view.path / "weights")
+    until(lambda: len(descriptors(supervisor)) > before, "it does not hear of the reader")
     until(lambda: free_descriptor(supervisor) == len(descriptors(supervisor)), "a number is left free")
     for pid in (supervisor, guard):
         free = free_descriptor(pid)
@@ -92,6 +95,16 @@ def test_an_agent_is_let_in_while_readers_have_all_descriptors(way: FillMethod, 
 
 def descriptors(pid: int) -> set[int]:
     return set(map(int, os.listdir(f"/proc/{pid}/fd")))
+
+
+def accepted(pid: int) -> list[str]:
+    """The connections that it has accepted at a socket with a path (unix(7), /proc/net/unix)."""
+    mine = set[str]()
+    for number in descriptors(pid):
+        with suppress(FileNotFoundError):  # it has closed it
+            mine.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+    rows = (line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines())
+    return [row[6] for row in rows if len(row) == 8 and f"socket:[{row[6]}]" in mine and row[3] == "00000000"]
 
 
 def free_descriptor(pid: int) -> int:
