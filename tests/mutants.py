@@ -699,6 +699,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/simulate/test_wan.py",),
     ),
     Mutant(
+        "a leaf is exchanged for one that waits",
+        "tracker/core/rebalance/overload.py",
+        "if not leaves or carrier.counts[stripe] + self.behind < late.counts[stripe]:",
+        "if not leaves:",
+        ("tests/tracker/test_overload.py",),
+    ),
+    Mutant(
         "a site imports twice",
         "tracker/core/planning/single_import.py",
         "        if len(importers) > 1:",

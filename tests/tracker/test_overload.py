@@ -163,6 +163,29 @@ def test_of_the_children_of_an_overloaded_host_those_with_most_levels_below_stay
         assert max(swarm.edges.depth(0, name) for name in swarm.members) <= max(depths.values()) + 2
 
 
+def test_a_leaf_that_has_come_to_a_host_that_is_behind_is_not_exchanged_for_another_one() -> None:
+    """It is ahead as it came a moment ago, and waits. Once it went back to the overloaded host, and
+    of the leaves there the one that had lost most came to wait in its place."""
+    swarm = Swarm(BLOB, PieceLayout(512 << 16, 1 << 16))
+    swarm.typical_rate = 2.0
+    counts = {"root": 120, "upper": 110, "behind": 70, "came": 90, "other": 69, "late": 82, "middle": 84, "early": 86}
+    for number, (name, count) in enumerate(counts.items()):
+        swarm.add(name, [count, 256], slots=2 if number < 3 else 0, now=0.0)
+    swarm.edges.attach(0, "root", "")
+    for parent, children in {
+        "root": ("upper", "behind"),
+        "upper": ("late", "middle", "early"),
+        "behind": ("came", "other"),
+    }.items():
+        for child in children:
+            swarm.members[parent].grant_slot(0)
+            swarm.edges.attach(0, child, parent)
+    assert [swarm.members[name].load for name in ("upper", "behind")] == [3, 2]
+    assert spread_overload(swarm, now=1.0) == 0
+    swarm.advance("behind", [80, 256], now=2.0)
+    assert spread_overload(swarm, now=2.0) == 2, "it has nearly caught up"
+
+
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_a_child_that_could_only_come_back_stays(first: int) -> None:
     """The only hosts with unused slots may receive through the child. Once such a child left its

@@ -242,11 +242,15 @@ class _Rack:
 
     def _change_places(self, stripe: int, late: Member) -> int:
         """Exchange the leaf of an overloaded host that lost most for one that lost least; return
-        how many moved."""
+        how many moved. The host serves as many as before, so the leaf does not wait for what ends
+        no overload: the other one may be ahead only as it came from there a moment ago, and
+        waits."""
         swarm, upper = self.swarm, _parent(self.swarm, late, stripe)
         for carrier in self.bearing[:TRIES]:
             leaves = [swarm.members[name] for name in carrier.children[stripe]]
-            if not leaves or not self._fits(stripe, late, carrier):
+            if not leaves or carrier.counts[stripe] + self.behind < late.counts[stripe]:
+                continue
+            if not self._fits(stripe, late, carrier):
                 continue
             early = max(leaves, key=lambda each: (each.counts[stripe], each.order))
             gain = early.counts[stripe] - late.counts[stripe]
