@@ -98,6 +98,28 @@ def test_entries_keep_what_a_package_can_carry(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_hard_links_to_what_is_left_out_are_left_out(tmp_path: Path) -> None:
+    """As in archives of a root file system with two names for one device."""
+    state = applied(
+        tmp_path / "root",
+        tar_of(("dev/null", tarfile.CHRTYPE), ("pipe", tarfile.FIFOTYPE), ("link", "1"), ("kept", "1")),
+        tar_of(("dev/zero", ("hard", "dev/null")), ("link", ("hard", "pipe")), ("third", ("hard", "dev/zero"))),
+    )
+    assert content(tmp_path / "root") == {"dev": "/", "kept": "1"}
+    assert [(item.path, item.what) for item in state.seen.dropped] == [
+        ("dev/null", "character device"), ("pipe", "FIFO"), ("dev/zero", "character device"), ("link", "FIFO"),
+        ("third", "character device"),
+    ]  # fmt: skip
+
+
+def test_what_is_left_out_replaces_what_was_there(tmp_path: Path) -> None:
+    """A device hides the file of a lower layer, as it does in the image itself."""
+    lower = tar_of(("config", "of the lower layer"), ("link", ("link", "config")), ("dir/file", "1"), ("kept", "1"))
+    upper = tar_of(("config", tarfile.CHRTYPE), ("link", tarfile.FIFOTYPE), ("dir", tarfile.BLKTYPE))
+    applied(tmp_path / "root", lower, upper)
+    assert content(tmp_path / "root") == {"kept": "1"}
+
+
 def test_layers_replace_and_hide(tmp_path: Path) -> None:
     """Whiteouts hide what is below, never what their own layer brings, in whatever order it
     comes."""
