@@ -511,10 +511,14 @@ def test_what_its_owner_may_not_read_keeps_its_mode_in_a_tar(tmp_path: Path) -> 
 
 @pytest.mark.root
 def test_a_tar_is_the_same_whoever_writes_it(entered_path: Path) -> None:
-    """Files of a tree may be written to by their owner, also where another user exports them."""
+    """Files of a tree may be written to by their owner, also where another user exports them. Equal
+    files stay files of their own, as in --reproducible packages, where all have one time."""
     (entered_path / "source").mkdir()
-    (entered_path / "source/file").write_text("data")
-    (entered_path / "source/file").chmod(0o644)
+    for name in ("equal", "file"):
+        (entered_path / "source" / name).write_text("data")
+        (entered_path / "source" / name).chmod(0o644)
+        os.utime(entered_path / "source" / name, (1, 1))
+    (entered_path / "source/link").hardlink_to(entered_path / "source/file")
     command = [sys.executable, "-m", "p2pdist"]
     layout = ["--layout", str(entered_path / "layout")]
     subprocess.run(
@@ -529,6 +533,8 @@ def test_a_tar_is_the_same_whoever_writes_it(entered_path: Path) -> None:
         subprocess.run([*command, *words], user=user, group=user, extra_groups=[], check=True, timeout=60)
         tars.append(output.read_bytes())
     assert tars[0] == tars[1]
+    with tarfile.open(entered_path / "0.tar") as archive:
+        assert [(member.name, member.linkname) for member in archive] == [("equal", ""), ("file", ""), ("link", "file")]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

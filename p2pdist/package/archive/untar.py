@@ -294,8 +294,8 @@ class _Layer:
         os.utime(full, ns=(time_ns, time_ns), follow_symlinks=False)
 
     def _link(self, member: tarfile.TarInfo, path: bytes) -> None:
-        """Make a hard link, to a file or, as `cp -al` does, to a symbolic link. One to a device or FIFO
-        is left out like these."""
+        """Make a hard link, to a file or, as `cp -al` does, to a symbolic link. One to a device or
+        FIFO is left out like these."""
         directory, name = os.path.split(_checked(member.linkname))
         other = _bounded(os.path.join(self._followed(directory), name))
         self._parents(os.path.dirname(other))
