@@ -121,6 +121,20 @@ async def test_it_mounts_itself_and_runs(tree: Path, tmp_path: Path, place: Path
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+async def test_a_shell_that_is_given_its_name_runs_it(tree: Path, tmp_path: Path, place: Path, shell: str) -> None:
+    """sh FILE, which need not be executable, and not another program of that name in PATH."""
+    file = await xar_of(tree, tmp_path / "program", Config(("echo", "this one")))
+    file.chmod(0o644)
+    (tmp_path / "bin").mkdir()
+    await xar_of(tree, tmp_path / "bin/program", Config(("echo", "the other one", "x" * BLOCK)))
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "XDG_RUNTIME_DIR": str(place)}
+    command = [shell, "program", "given"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "this one given\n", "")
+
+
+@pytest.mark.root
 async def test_runs_share_a_mount_until_the_last_ends(tree: Path, tmp_path: Path, place: Path) -> None:
     """Also what a program left behind counts, and a run after everything was taken away mounts
     again."""

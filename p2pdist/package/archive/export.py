@@ -63,7 +63,8 @@ set -u
 unset P2PDIST_ROOT  # when one such file starts another
 fail() { echo "$0: $1" >&2; exit 1; }
 _p2pdist_self=$0
-case $_p2pdist_self in */*) ;; *) _p2pdist_self=$(command -v -- "$_p2pdist_self") ;; esac
+# A name without a slash is that of a file in this directory (sh FILE), as shells have it, before one of PATH.
+case $_p2pdist_self in */*) ;; *) [ -f "$_p2pdist_self" ] || _p2pdist_self=$(command -v -- "$_p2pdist_self") ;; esac
 _p2pdist_self=$(readlink -f -- "$_p2pdist_self") || fail 'cannot find itself'
 for _p2pdist_tool in flock setsid mountpoint; do
     command -v $_p2pdist_tool >/dev/null || fail "$_p2pdist_tool is not installed: install util-linux"
