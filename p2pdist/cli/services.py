@@ -48,23 +48,34 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def socket_option(function: Function) -> Function:
-    """--socket, of the agent."""
+    """--socket, of the agent, which the command uses."""
+    return _socket_option(function, lambda ctx, param, socket: own_socket(ctx, socket))
+
+
+def unchecked_socket_option(function: Function) -> Function:
+    """--socket of a command that may need no agent, and calls `own_socket` where it does."""
+    return _socket_option(function, None)
+
+
+def _socket_option(
+    function: Function, callback: Callable[[click.Context, click.Parameter, Path], Path] | None
+) -> Function:
     return click.option(
         "--socket",
         # The call itself says whether this user may use it, and which group may.
         type=click.Path(path_type=Path, readable=False),
         default=Path("/run/p2pdist/agent.sock"),
         show_default=True,
-        callback=_own_socket,
+        callback=callback,
         help="The agent's socket. Also from P2PDIST_SOCKET.",
     )(function)
 
 
-def _own_socket(ctx: click.Context, param: click.Parameter, socket: Path) -> Path:
-    """Root runs what an agent shows. A socket that its environment names, which may be that of
-    another user (sudo -E), must lie where no other user can put another one in its place. Raises
-    Refused."""
-    source = ctx.get_parameter_source(param.name or "")
+def own_socket(ctx: click.Context, socket: Path) -> Path:
+    """The socket that the option names. Root runs what an agent shows. A socket that its
+    environment names, which may be that of another user (sudo -E), must lie where no other user can
+    put another one in its place. Raises Refused."""
+    source = ctx.get_parameter_source("socket")
     named = source in (click.core.ParameterSource.ENVIRONMENT, click.core.ParameterSource.DEFAULT_MAP)
     if os.geteuid() == 0 and named and os.path.lexists(socket):
         from p2pdist.mount.scratch import is_safe

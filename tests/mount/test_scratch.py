@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from p2pdist.cli.main import main as entry
 from p2pdist.cli.services import default_layout
-from p2pdist.model.errors import Refused
+from p2pdist.model.errors import NotFound, Refused
 from p2pdist.mount.scratch import is_safe, scratch_directory
 
 OTHER = 65534
@@ -92,6 +92,10 @@ def test_root_asks_no_agent_of_another_user_that_its_environment_names(tmp_path:
         named = {"P2PDIST_SOCKET": str(theirs / "agent.sock")}
         refused = CliRunner().invoke(entry, ["ls"], env=named)
         assert refused.exit_code == Refused.exit_code and "another user can change the socket" in refused.output
+        run = ["run", "--layout", str(tmp_path / "layout")]
+        assert CliRunner().invoke(entry, [*run, "a:1"], env=named).exit_code == Refused.exit_code
+        alone = CliRunner().invoke(entry, [*run, "--local", "a:1"], env=named)  # that asks no agent
+        assert alone.exit_code == NotFound.exit_code and "there is no directory file:" in alone.output
         given = CliRunner().invoke(entry, ["ls", "--socket", named["P2PDIST_SOCKET"]])
         assert "another user" not in given.output
         theirs.chmod(0o755)

@@ -98,6 +98,28 @@ def test_entries_keep_what_a_package_can_carry(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_hard_links_to_what_is_left_out_are_left_out(tmp_path: Path) -> None:
+    """As in archives of a root file system with two names for one device."""
+    state = applied(
+        tmp_path / "root",
+        tar_of(("dev/null", tarfile.CHRTYPE), ("pipe", tarfile.FIFOTYPE), ("link", "1"), ("kept", "1")),
+        tar_of(("dev/zero", ("hard", "dev/null")), ("link", ("hard", "pipe")), ("third", ("hard", "dev/zero"))),
+    )
+    assert content(tmp_path / "root") == {"dev": "/", "kept": "1"}
+    assert [(item.path, item.what) for item in state.seen.dropped] == [
+        ("dev/null", "character device"), ("pipe", "FIFO"), ("dev/zero", "character device"), ("link", "FIFO"),
+        ("third", "character device"),
+    ]  # fmt: skip
+
+
+def test_what_is_left_out_replaces_what_was_there(tmp_path: Path) -> None:
+    """A device hides the file of a lower layer, as it does in the image itself."""
+    lower = tar_of(("config", "of the lower layer"), ("link", ("link", "config")), ("dir/file", "1"), ("kept", "1"))
+    upper = tar_of(("config", tarfile.CHRTYPE), ("link", tarfile.FIFOTYPE), ("dir", tarfile.BLKTYPE))
+    applied(tmp_path / "root", lower, upper)
+    assert content(tmp_path / "root") == {"kept": "1"}
+
+
 def test_layers_replace_and_hide(tmp_path: Path) -> None:
     """Whiteouts hide what is below, never what their own layer brings, in whatever order it
     comes."""
@@ -368,17 +390,59 @@ def test_an_image_layout_and_a_tar_of_it(tmp_path: Path) -> None:
     check(unpacked(tmp_path / "image.tar", tmp_path / "2"))
 
 
-@pytest.mark.parametrize("kind", ["oci", "oci-archive", "docker-archive"])
+@pytest.mark.parametrize("kind", ["oci", "oci-archive", "docker-archive", "dir"])
 def test_images_that_another_tool_wrote(tmp_path: Path, kind: str) -> None:
     if shutil.which("skopeo") is None:
         pytest.skip("needs skopeo")
     layout = image_layout(tmp_path / "image", LAYERS, RUN)
     target = tmp_path / "copied"
     command = ["skopeo", "--insecure-policy", "copy", "--quiet", f"oci:{layout}:latest"]
-    subprocess.run([*command, f"{kind}:{target}:some/name:v1"], check=True)
+    subprocess.run([*command, f"{kind}:{target}" if kind == "dir" else f"{kind}:{target}:some/name:v1"], check=True)
     found = unpacked(target, tmp_path / "work")
-    assert found.kind == ("docker archive" if kind == "docker-archive" else "OCI image")
+    assert found.kind == {"docker-archive": "docker archive", "dir": "image directory"}.get(kind, "OCI image")
     check(found)
+
+
+def image_directory(layout: Path, place: Path, *, several: bool) -> Path:
+    """The image of a layout as skopeo writes it to dir:PATH (containers-transports(5)); with
+    `several` as it does with --all, a list of images for two platforms."""
+    shutil.copytree(layout / "blobs/sha256", place)
+    (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
+    digits = entry["digest"].removeprefix("sha256:")
+    (place / "version").write_text("Directory Transport Version: 1.1\n")
+    manifest = (place / digits).read_bytes()
+    (place / digits).unlink()
+    if several:
+        (place / f"{digits}.manifest.json").write_bytes(manifest)
+        other = {**entry, "platform": {"architecture": "s390x", "os": "linux"}, "digest": "sha256:" + "0" * 64}
+        manifest = json.dumps({"schemaVersion": 2, "manifests": [other, entry]}).encode()
+    (place / "manifest.json").write_bytes(manifest)
+    return place
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_image_that_was_copied_to_a_directory(tmp_path: Path, several: bool) -> None:
+    layout = image_layout(tmp_path / "image", LAYERS, RUN)
+    place = image_directory(layout, tmp_path / "copied", several=several)
+    found = unpacked(place, tmp_path / "1")
+    assert found.kind == "image directory"
+    check(found)
+    with tarfile.open(tmp_path / "copied.tar", "w") as archive:
+        archive.add(place, "copied")
+    check(unpacked(tmp_path / "copied.tar", tmp_path / "2"))
+    with pytest.raises(NotFound, match="other"):
+        unpacked(place, tmp_path / "3", image="other")
+    (place / "version").write_text("1.0 of an application")
+    assert unpacked(place, tmp_path / "4").kind == "directory"
+
+
+def test_an_image_without_layers_is_empty(tmp_path: Path) -> None:
+    """Programs in Go write null for a list of none."""
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/manifest.json").write_text('[{"Config": "c.json", "RepoTags": null, "Layers": null}]')
+    (tmp_path / "saved/c.json").write_text('{"config": {"Env": ["A=1"]}, "rootfs": {"diff_ids": null}}')
+    found = unpacked(tmp_path / "saved", tmp_path / "work")
+    assert (found.kind, found.config.env, content(found.root)) == ("docker archive", ("A=1",), {})
 
 
 def test_one_of_several_images_is_chosen(tmp_path: Path) -> None:

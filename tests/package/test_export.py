@@ -121,6 +121,20 @@ async def test_it_mounts_itself_and_runs(tree: Path, tmp_path: Path, place: Path
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+async def test_a_shell_that_is_given_its_name_runs_it(tree: Path, tmp_path: Path, place: Path, shell: str) -> None:
+    """sh FILE, which need not be executable, and not another program of that name in PATH."""
+    file = await xar_of(tree, tmp_path / "program", Config(("echo", "this one")))
+    file.chmod(0o644)
+    (tmp_path / "bin").mkdir()
+    await xar_of(tree, tmp_path / "bin/program", Config(("echo", "the other one", "x" * BLOCK)))
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "XDG_RUNTIME_DIR": str(place)}
+    command = [shell, "program", "given"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "this one given\n", "")
+
+
+@pytest.mark.root
 async def test_runs_share_a_mount_until_the_last_ends(tree: Path, tmp_path: Path, place: Path) -> None:
     """Also what a program left behind counts, and a run after everything was taken away mounts
     again."""
@@ -511,10 +525,14 @@ def test_what_its_owner_may_not_read_keeps_its_mode_in_a_tar(tmp_path: Path) -> 
 
 @pytest.mark.root
 def test_a_tar_is_the_same_whoever_writes_it(entered_path: Path) -> None:
-    """Files of a tree may be written to by their owner, also where another user exports them."""
+    """Files of a tree may be written to by their owner, also where another user exports them. Equal
+    files stay files of their own, as in --reproducible packages, where all have one time."""
     (entered_path / "source").mkdir()
-    (entered_path / "source/file").write_text("data")
-    (entered_path / "source/file").chmod(0o644)
+    for name in ("equal", "file"):
+        (entered_path / "source" / name).write_text("data")
+        (entered_path / "source" / name).chmod(0o644)
+        os.utime(entered_path / "source" / name, (1, 1))
+    (entered_path / "source/link").hardlink_to(entered_path / "source/file")
     command = [sys.executable, "-m", "p2pdist"]
     layout = ["--layout", str(entered_path / "layout")]
     subprocess.run(
@@ -529,6 +547,8 @@ def test_a_tar_is_the_same_whoever_writes_it(entered_path: Path) -> None:
         subprocess.run([*command, *words], user=user, group=user, extra_groups=[], check=True, timeout=60)
         tars.append(output.read_bytes())
     assert tars[0] == tars[1]
+    with tarfile.open(entered_path / "0.tar") as archive:
+        assert [(member.name, member.linkname) for member in archive] == [("equal", ""), ("file", ""), ("link", "file")]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

@@ -62,6 +62,14 @@ def test_the_file_in_the_source(tmp_path: Path) -> None:
         read_patterns(tmp_path)
 
 
+def test_patterns_are_read_as_git_reads_them(tmp_path: Path) -> None:
+    """Without a byte order mark; no other character than LF ends a line."""
+    (tmp_path / ".p2pdistignore").write_bytes("\ufeff.env\r\na\u2028b\n\nc\fd\\ \n".encode())
+    assert read_patterns(tmp_path) == [".env", "a\u2028b", "c\fd\\ "]
+    assert left_out(read_patterns(tmp_path), b".env")
+    assert not left_out(read_patterns(tmp_path), b"b")
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["FIFO", "link to a FIFO", "directory", "socket"])
 def test_what_is_no_file_is_named_and_not_waited_for(tmp_path: Path, kind: str) -> None:

@@ -30,6 +30,7 @@ from p2pdist.model.manifest import (
 from p2pdist.model.modelpack import is_model
 
 if TYPE_CHECKING:
+    from p2pdist.mount.files.materialization import Materialized
     from p2pdist.origin.layout import LocalLayout
 
 Args = ParamSpec("Args")
@@ -148,11 +149,11 @@ class _Export:
             await self._write_directory(manifest, layout)
             return
         else:
-            tree = await self._merged(manifest, layout, stage / "merged", writable=False)
+            merged = await self._merged(manifest, layout, stage / "merged", writable=False)
             if self._kind == "tar":
-                await self._stoppable(self._write_tar, tree)
+                await self._stoppable(self._write_tar, merged)
                 return
-            image = await self._image(tree, stage / "image")
+            image = await self._image(merged.path, stage / "image")
         await self._stoppable(write_xar, image, config, self._target, report=self._report)
 
     async def _write_model(self, reference: Reference, manifest: Manifest, layout: LocalLayout, stage: Path) -> None:
@@ -171,7 +172,7 @@ class _Export:
                 if is_model(manifest):
                     await export_model(manifest, named, layout, made)
                 else:
-                    tree = await self._merged(manifest, layout, stage / "merged", writable=False)
+                    tree = (await self._merged(manifest, layout, stage / "merged", writable=False)).path
                     await pack_model(tree, named, made, piece_lists=False, on_progress=self._progress)
             finally:
                 await made.close()
@@ -200,17 +201,18 @@ class _Export:
             raise UsageError(f"{target} exists", remedy="Name a new directory")
         try:
             with stage_directory(target.parent, f"{target} exported") as stage:
-                tree = await self._merged(manifest, layout, stage, writable=True)
-                tree.rename(target)
+                merged = await self._merged(manifest, layout, stage, writable=True)
+                merged.path.rename(target)
         except OSError as error:
             raise P2PDistError(f"cannot write {target}: {error.strerror}", remedy="Name another one with -o") from error
 
-    def _write_tar(self, tree: Path) -> None:
+    def _write_tar(self, merged: Materialized) -> None:
         from p2pdist.package.archive.export import make_readable, new_file, write_tar
         from p2pdist.package.image.preflight import preflight
         from p2pdist.package.source.scan import scan_tree
         from p2pdist.package.thread import PipeWriter
 
+        tree = merged.path
         modes = make_readable(tree)
         checked, done = preflight(scan_tree(tree)), 0
 
@@ -223,7 +225,7 @@ class _Export:
             try:
                 sys.stdout.flush()
                 writer = PipeWriter(sys.stdout.fileno(), self._stopped)
-                write_tar(tree, cast(IO[bytes], writer), modes=modes, report=report)
+                write_tar(tree, cast(IO[bytes], writer), modes=modes, linked=merged.linked, report=report)
             except OSError as error:
                 if error.filename is not None or isinstance(error, BrokenPipeError):
                     raise
@@ -232,9 +234,9 @@ class _Export:
                 ) from error
             return
         with new_file(self._target, needed=checked.bytes_total, mode=0o666) as file:
-            write_tar(tree, file, modes=modes, report=report)
+            write_tar(tree, file, modes=modes, linked=merged.linked, report=report)
 
-    async def _merged(self, manifest: Manifest, layout: LocalLayout, stage: Path, *, writable: bool) -> Path:
+    async def _merged(self, manifest: Manifest, layout: LocalLayout, stage: Path, *, writable: bool) -> Materialized:
         """All layers merged, below `stage`. As another user than root hard links would lose the
         permission to write."""
         from p2pdist.mount.files.materialization import materialize
@@ -244,8 +246,7 @@ class _Export:
         (stage / "files").mkdir()
         try:
             private = not writable and os.geteuid() == 0
-            made = await self._stoppable(materialize, layers, stage / "files", writable=writable, private=private)
-            return made.path
+            return await self._stoppable(materialize, layers, stage / "files", writable=writable, private=private)
         except OSError as error:
             raise P2PDistError(
                 f"cannot unpack the package: {error.strerror}",

@@ -67,9 +67,9 @@ def command(
     **settings: Any,
 ) -> None:
     """Make a package of SOURCE: a directory, a tar (also .gz, .zst, .xz, .bz2; - is standard
-    input), an OCI image layout, or what docker save writes, unpacked or not; or of an image
-    docker://REGISTRY/NAME:TAG, which comes straight from its registry. Its credentials are
-    those of docker login.
+    input), an OCI image layout, or what docker save or skopeo copy ... dir:PATH writes, unpacked or
+    not; or of an image docker://REGISTRY/NAME:TAG, which comes straight from its registry. Its
+    credentials are those of docker login.
 
     The layers of an image are merged into one. Its entrypoint, command, environment and working
     directory are kept; options win over them. Its user, owners, devices, setuid bits and file
@@ -176,7 +176,7 @@ class _Import:
                 if (image or platform) and unpacked.kind in ("directory", "tar"):
                     raise UsageError(
                         f"{source} is no image, of which --image and --platform could choose",
-                        remedy="Leave them away, or name an OCI image layout or what docker save writes",
+                        remedy="Leave them away, or name an OCI image layout or what docker save or skopeo writes",
                     )
                 if self.follow_links and unpacked.kind != "directory":
                     raise UsageError(

@@ -21,8 +21,9 @@ from p2pdist.cli.services import (
     layout_option,
     lazy_option,
     lazy_or_pulled,
+    own_socket,
     pulled_name,
-    socket_option,
+    unchecked_socket_option,
 )
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable, UsageError
 from p2pdist.model.manifest import Config
@@ -66,7 +67,7 @@ _OTHER_MOUNTS = (
     "--cache", metavar="NAMESPACE", help="Bring the compile caches NAMESPACE/KEY for this host, see p2pdist cache."
 )
 @click.option("--cache-dir", type=click.Path(path_type=Path, file_okay=False), help="Where the caches are.")
-@socket_option
+@unchecked_socket_option
 @output.quiet_options
 @click.argument("reference", metavar="REF|DIRECTORY")
 @click.argument("arguments", metavar="[-- ARG...]", nargs=-1, type=click.UNPROCESSED)
@@ -122,7 +123,7 @@ def command(
         return run_from_layout(reference, layout, run)
     from p2pdist.agent.api.client import LocalClient
 
-    client = LocalClient(socket)
+    client = LocalClient(own_socket(click.get_current_context(), socket))
     caches = _Caches(cache, cache_dir, client) if cache else None
     return _run_from_agent(reference, run, client, caches, lazy=lazy)
 

@@ -11,13 +11,13 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2pdist.model.errors import DiskFull, P2PDistError
-from p2pdist.model.tree import Directory, Entry, File
+from p2pdist.model.tree import Directory, Entry, File, HardLink
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import ContentName, object_name
 from p2pdist.mount.files.tree import Given, TreeWriter, finish
@@ -45,6 +45,10 @@ class Materialized:
     """By which the files of trees were given; unpack when there are no trees."""
     note: str
     """What that means, and why there was no better method."""
+    linked: Mapping[bytes, bytes] | None = None
+    """Where files of the store were linked: the entries that are hard links in the package, by
+    path, with what they link to. Other files with one inode only have equal contents. None where
+    files have one inode just when the package says so."""
 
 
 @dataclass(slots=True)
@@ -124,7 +128,20 @@ def materialize(
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull.on(str(staging), os.statvfs(staging), needed=needed, code=error.errno) from error
         raise
-    return Materialized(staging / "merged", method, "; ".join([*reasons, _note(method, given, forced=forced)]))
+    linked = _linked(trees) if method == "hardlink" else None
+    return Materialized(staging / "merged", method, "; ".join([*reasons, _note(method, given, forced=forced)]), linked)
+
+
+def _linked(trees: Sequence[_Tree]) -> dict[bytes, bytes]:
+    """The hard links of trees, one over the other, and what they link to."""
+    linked: dict[bytes, bytes] = {}
+    for tree in trees:
+        for entry in tree.entries:
+            if type(entry) is HardLink:
+                linked[entry.path] = entry.target
+            else:
+                linked.pop(entry.path, None)
+    return linked
 
 
 def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging: Path, method: str) -> Given:

@@ -63,7 +63,8 @@ set -u
 unset P2PDIST_ROOT  # when one such file starts another
 fail() { echo "$0: $1" >&2; exit 1; }
 _p2pdist_self=$0
-case $_p2pdist_self in */*) ;; *) _p2pdist_self=$(command -v -- "$_p2pdist_self") ;; esac
+# A name without a slash is that of a file in this directory (sh FILE), as shells have it, before one of PATH.
+case $_p2pdist_self in */*) ;; *) [ -f "$_p2pdist_self" ] || _p2pdist_self=$(command -v -- "$_p2pdist_self") ;; esac
 _p2pdist_self=$(readlink -f -- "$_p2pdist_self") || fail 'cannot find itself'
 for _p2pdist_tool in flock setsid mountpoint; do
     command -v $_p2pdist_tool >/dev/null || fail "$_p2pdist_tool is not installed: install util-linux"
@@ -290,15 +291,17 @@ def write_tar(
     stream: IO[bytes],
     *,
     modes: Mapping[bytes, int] | None = None,
+    linked: Mapping[bytes, bytes] | None = None,
     report: Callable[[int], None] = lambda count: None,
 ) -> int:
     """Write the directory `tree` as a tar (POSIX.1-2001, pax): entries in the order of names, owned
     by root, so equal trees give equal bytes. Files with long runs of zeros are sparse (GNU tar,
     "Storing Sparse Files", PAX format 1.0), wherever the file system has holes. `modes` replace
-    the modes of entries, by path. Returns how many entries there are. Blocks;
-    raises OSError from the stream."""
+    the modes of entries, by path. `linked` says which entries are hard links, and to what, where
+    equal files have one inode besides; without it those of one inode are. Returns how many entries
+    there are. Blocks; raises OSError from the stream."""
     count = 0
-    names: dict[tuple[int, int], str] = {}
+    names: dict[tuple[int, int, bytes], str] = {}
     with tarfile.open(
         fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="surrogateescape"
     ) as archive:
@@ -306,9 +309,8 @@ def write_tar(
             name = os.fsdecode(path)
             member = _member(name, status, (modes or {}).get(path, status.st_mode))
             full = os.path.join(os.fsencode(tree), path)
-            first_name = (
-                names.setdefault((status.st_dev, status.st_ino), name) if stat.S_ISREG(status.st_mode) else name
-            )
+            file = status.st_dev, status.st_ino, b"" if linked is None else linked.get(path, path)
+            first_name = names.setdefault(file, name) if stat.S_ISREG(status.st_mode) else name
             count += 1
             if member is None:
                 continue
@@ -320,8 +322,8 @@ def write_tar(
                 member.linkname = os.fsdecode(os.readlink(full))
                 archive.addfile(member)
             elif member.isreg():
-                with open(full, "rb") as file:
-                    _add_file(archive, member, file)
+                with open(full, "rb") as content:
+                    _add_file(archive, member, content)
                 report(status.st_size)
             else:
                 archive.addfile(member)

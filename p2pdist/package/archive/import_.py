@@ -1,8 +1,9 @@
 """Imports: a directory, a tar, or a container image becomes a directory tree and the config of
 its program.
 
-An image is an OCI image layout (image specification 1.0) or the output of `docker save`, as a
-directory or as a tar of it. Blobs are compared with their digests, and layers with the `diff_ids`
+An image is an OCI image layout (image specification 1.0), the output of `docker save`, or what
+skopeo and podman write to `dir:PATH` (containers-transports(5)), as a directory or as a tar of it.
+Blobs are compared with their digests, and layers with the `diff_ids`
 of the config, before anything is packed. The first bytes say which compression a file has (gzip,
 zstd, xz, bzip2). The program is the image's entrypoint followed by its command.
 
@@ -64,6 +65,9 @@ _NO_NAMES = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 """What opening by a name fails with that no file of an image can have."""
 _ATTESTED = "vnd.docker.reference.type"
 """An annotation of what belongs to an image and is none."""
+_BLOBS_OF_DIRECTORY = ("{}", "{}.manifest.json")
+_VERSION_OF_DIRECTORY = b"Directory Transport Version: "
+"""What the file "version" of an image directory begins with."""
 _LAYER_ENDS = (".tar", ".tar+gzip", ".tar.gzip", ".tar+zstd")
 
 Report = Callable[[str, int, int], None]
@@ -76,7 +80,7 @@ class Unpacked:
 
     root: Path
     kind: str
-    """directory, tar, OCI image, docker archive or model."""
+    """directory, tar, OCI image, docker archive, image directory or model."""
     config: Config = field(default_factory=Config)
     seen: Scan = field(default_factory=Scan)
     """Counts, and the entries that were left out."""
@@ -119,7 +123,8 @@ class _Index(msgspec.Struct):
 
 class _Manifest(msgspec.Struct, rename={"artifact_type": "artifactType"}):
     config: _Descriptor
-    layers: list[_Descriptor]
+    layers: list[_Descriptor] | None
+    """None, as programs in Go write it, where there are none."""
     artifact_type: str = ""
 
 
@@ -127,7 +132,7 @@ class _Saved(msgspec.Struct, rename="pascal"):
     """An image in the manifest.json of a docker archive."""
 
     config: str
-    layers: list[str]
+    layers: list[str] | None
     repo_tags: list[str] | None = None
 
 
@@ -140,7 +145,7 @@ class _Execution(msgspec.Struct, rename="pascal"):
 
 
 class _RootFiles(msgspec.Struct):
-    diff_ids: list[str] = []
+    diff_ids: list[str] | None = None
 
 
 class _Image(msgspec.Struct):
@@ -189,6 +194,8 @@ def _image(place: Path, work: Path, choice: Choice, report: Report) -> Unpacked 
     images = _Images(place, work, choice, report)
     if (place / "oci-layout").is_file() and (place / "index.json").is_file():
         return images.from_layout()
+    if _is_directory_of_blobs(place):
+        return replace(images, blobs=_BLOBS_OF_DIRECTORY).from_directory()
     return images.from_saved() if _is_saved(place) else None
 
 
@@ -206,7 +213,8 @@ def _image_within(plain: Unpacked, work: Path, choice: Choice, report: Report) -
 
 
 def _holds_image(place: Path) -> bool:
-    return ((place / "oci-layout").is_file() and (place / "index.json").is_file()) or _is_saved(place)
+    is_layout = (place / "oci-layout").is_file() and (place / "index.json").is_file()
+    return is_layout or _is_directory_of_blobs(place) or _is_saved(place)
 
 
 def _notes(applied: Applied) -> tuple[str, ...]:
@@ -231,25 +239,41 @@ class _Images:
     work: Path
     choice: Choice
     report: Report
+    blobs: tuple[str, ...] = ("blobs/sha256/{}",)
+    """Where the blob with these digits of its digest may be."""
 
     def from_layout(self) -> Unpacked:
         """From an OCI image layout."""
         index = _decoded(self._small(self.place / "index.json"), _Index, "index.json")
-        manifest = self._manifest(index, self.choice.image, INDEX_DEPTH_MAX)
+        return self._unpacked(self._manifest(index, self.choice.image, INDEX_DEPTH_MAX), "OCI image")
+
+    def from_directory(self) -> Unpacked:
+        """From what skopeo and podman write to dir:PATH, whose images have no names."""
+        data = self._small(self.place / "manifest.json")
+        if _is_index(data):
+            manifest = self._manifest(_decoded(data, _Index, "manifest.json"), self.choice.image, INDEX_DEPTH_MAX)
+        elif self.choice.image:
+            raise _ambiguous(self.choice.image, [])
+        else:
+            manifest = _decoded(data, _Manifest, "manifest.json")
+        return self._unpacked(manifest, "image directory")
+
+    def _unpacked(self, manifest: _Manifest, kind: str) -> Unpacked:
         if manifest.artifact_type == ARTIFACT_TYPE or manifest.config.media_type == MODEL_CONFIG_TYPE:
             return self._from_model(manifest)
         config = _decoded(self._blob_bytes(manifest.config), _Image, "the image's config")
-        for layer in manifest.layers:
+        layers = manifest.layers or []
+        for layer in layers:
             if not layer.media_type.endswith(_LAYER_ENDS):
                 raise UsageError(
                     f"a layer of type {layer.media_type[:100]!r} is no tar and cannot be imported",
                     remedy="A package of p2pdist needs no import: push it",
                 )
-        return self._apply([self._blob(layer) for layer in manifest.layers], config, "OCI image")
+        return self._apply([self._blob(layer) for layer in layers], config, kind)
 
     def _from_model(self, manifest: _Manifest) -> Unpacked:
         """From a model: files as they are, and tars without whiteouts, one over the other."""
-        listed = [layer for layer in manifest.layers if layer.media_type != PIECES_TYPE]
+        listed = [layer for layer in manifest.layers or [] if layer.media_type != PIECES_TYPE]
         if len(listed) > MODEL_LAYERS_MAX:
             raise Corrupt(
                 f"the model has {len(listed)} layers, over the limit of {MODEL_LAYERS_MAX}",
@@ -281,7 +305,7 @@ class _Images:
             raise _ambiguous(name, [tag for image in saved for tag in image.repo_tags or []], len(saved))
         (chosen,) = images.values()
         config = _decoded(self._small(self._inside(chosen.config)), _Image, "the image's config")
-        return self._apply([self._inside(layer) for layer in chosen.layers], config, "docker archive")
+        return self._apply([self._inside(layer) for layer in chosen.layers or []], config, "docker archive")
 
     def _manifest(self, index: _Index, name: str, depth: int) -> _Manifest:
         """The manifest of the image `name`, for the chosen platform or this machine."""
@@ -295,7 +319,7 @@ class _Images:
             raise _ambiguous(name, [other for manifest in images for other in _names_of(manifest)], len(images))
         chosen = _chosen(list(named.values()), self.choice.platform, name)
         data = self._blob_bytes(chosen)
-        if b'"manifests"' in data and b'"layers"' not in data:
+        if _is_index(data):
             return self._manifest(_decoded(data, _Index, chosen.digest), "", depth - 1)
         return _decoded(data, _Manifest, chosen.digest)
 
@@ -322,14 +346,15 @@ class _Images:
             raise TooLarge(
                 f"the image has {len(layers)} layers, over the limit of {LAYERS_MAX}", remedy="Build it with fewer"
             )
-        if len(image.rootfs.diff_ids) != len(layers):
-            what = f"the image has {len(layers)} layers, and its config names {len(image.rootfs.diff_ids)} (diff_ids)"
+        diff_ids = image.rootfs.diff_ids or []
+        if len(diff_ids) != len(layers):
+            what = f"the image has {len(layers)} layers, and its config names {len(diff_ids)} (diff_ids)"
             raise Corrupt(what, remedy="Save it anew, by skopeo copy or docker save")
         notes = self._note_platform(image)
         root = self.work / "root"
         root.mkdir()
         applied = self.choice.applied()
-        for path, expected in zip(layers, image.rootfs.diff_ids, strict=True):
+        for path, expected in zip(layers, diff_ids, strict=True):
             with _opened(path, self.report) as (stream, _):
                 hashing = _Hashing(stream)
                 apply_tar(cast(IO[bytes], hashing), root, applied, vouched=True)
@@ -355,7 +380,8 @@ class _Images:
                 f"{descriptor.digest[:100]!r} is not a SHA-256 digest",
                 remedy="Save it anew, by skopeo copy or docker save",
             )
-        path = self._inside(f"blobs/sha256/{descriptor.digest[7:]}")
+        paths = [self._inside(name.format(descriptor.digest[7:])) for name in self.blobs]
+        path = next((path for path in paths if path.is_file()), paths[0])
         hasher = hashlib.sha256()
         with _regular(path) as file:
             while chunk := file.read(CHUNK_BYTES):
@@ -400,6 +426,19 @@ def _words(command: list[str] | str | None) -> tuple[str, ...]:
 def _cleaned(working_dir: str) -> str:
     """A working directory as runtimes of containers take it: ".." does not lead above the root."""
     return posixpath.normpath(working_dir) if working_dir.startswith("/") else working_dir
+
+
+def _is_index(data: bytes) -> bool:
+    return b'"manifests"' in data and b'"layers"' not in data
+
+
+def _is_directory_of_blobs(place: Path) -> bool:
+    """Whether skopeo or podman wrote it as dir:PATH."""
+    try:
+        with _regular(place / "version") as file:
+            return file.read(len(_VERSION_OF_DIRECTORY)) == _VERSION_OF_DIRECTORY
+    except P2PDistError:
+        return False
 
 
 def _is_saved(place: Path) -> bool:

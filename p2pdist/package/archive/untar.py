@@ -88,6 +88,9 @@ class Applied:
     closed: dict[bytes, int] = field(default_factory=dict)
     """Modes of entries that their owner may not read, by path; the entries were made readable.
     Modes of directories are there once finish() has run."""
+    specials: dict[bytes, str] = field(default_factory=dict)
+    """What the entries are that were left out as devices or FIFOs, by path: a hard link to one is
+    left out as well."""
     behind: int = 0
     """Bytes that follow the ends of the archives, zeros apart."""
     xattrs: bool = True
@@ -187,7 +190,16 @@ class _Layer:
                 remedy="Make one archive of all volumes, by tar -xM and tar -c; nothing was imported",
             )
         else:
-            self.applied.seen.drop(os.fsdecode(path), _KINDS.get(member.type, "special file"))
+            self._leave_out(path, member.type)
+
+    def _leave_out(self, path: bytes, kind: bytes) -> None:
+        """Note an entry that a package does not carry. A device or FIFO replaces what was there."""
+        what = _KINDS.get(kind, "special file")
+        self.applied.seen.drop(os.fsdecode(path), what)
+        if kind in _SPECIALS:
+            if os.path.lexists(self._full(path)):
+                self._clear(path)
+            self.applied.specials[path] = what
 
     def _full(self, path: bytes) -> bytes:
         return os.path.join(self.target, path)
@@ -282,11 +294,17 @@ class _Layer:
         os.utime(full, ns=(time_ns, time_ns), follow_symlinks=False)
 
     def _link(self, member: tarfile.TarInfo, path: bytes) -> None:
-        """Make a hard link, to a file or, as `cp -al` does, to a symbolic link."""
+        """Make a hard link, to a file or, as `cp -al` does, to a symbolic link. One to a device or
+        FIFO is left out like these."""
         directory, name = os.path.split(_checked(member.linkname))
         other = _bounded(os.path.join(self._followed(directory), name))
         self._parents(os.path.dirname(other))
         mode = _mode_of(self._full(other))
+        if not mode and (what := self.applied.specials.get(other)):
+            self._clear(path)
+            self.applied.seen.drop(os.fsdecode(path), what)
+            self.applied.specials[path] = what
+            return
         target = _target_of(self._full(other)) if stat.S_ISLNK(mode) else b""
         if not stat.S_ISREG(mode) and not target:
             raise _wrong(path, "is a hard link to no file")
@@ -604,6 +622,7 @@ _DUMPED, _CONTINUED = b"D", b"M"
 _NUMBERS = frozenset(
     [b"size", b"GNU.sparse.size", b"GNU.sparse.realsize", b"GNU.sparse.offset", b"GNU.sparse.numbytes"]
 )
+_SPECIALS = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
 _KINDS = {
     tarfile.CHRTYPE: "character device",
     tarfile.BLKTYPE: "block device",

@@ -7,6 +7,7 @@ the project file. What lies in a directory that is left out is left out with it.
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -64,7 +65,10 @@ def read_patterns(source: Path) -> list[str]:
         ) from error
     if len(data) > IGNORE_BYTES_MAX:
         raise TooLarge(f"{file} is over {IGNORE_BYTES_MAX} bytes", remedy="Write fewer patterns, with wildcards")
-    return os.fsdecode(data).splitlines()
+    # As git reads it (dir.c): a byte order mark is no part of the first pattern, and lines end with
+    # LF or CR LF alone.
+    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    return [os.fsdecode(line.removesuffix(b"\r")) for line in lines if line]
 
 
 def _is_pattern(pattern: str) -> bool:
