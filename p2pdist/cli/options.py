@@ -85,6 +85,19 @@ def hostnames_option(command: Command) -> Command:
     )(command)
 
 
+class OutputFile(click.Path):
+    """A file that is to be written. `-`, which other tools take for standard output, is none."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; fails as click's types do."""
+        if value == "-":
+            self.fail("- is no file but standard output. Name a file; - is one as ./-", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Seconds(click.FloatRange):
     """A number of seconds, or of another unit, from `low` to `high`; unlike click's own type it
     refuses nan, which is neither below nor above anything."""

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 import click
 
 from p2pdist.cli import output
+from p2pdist.cli.options import OutputFile
 from p2pdist.cli.services import tracker_option
 from p2pdist.model.errors import Corrupt, NotFound, UsageError, printable
 
@@ -59,7 +60,7 @@ class _Trace(click.Command):
     "-o",
     "--output",
     "file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     default=Path("p2pdist-trace.json"),
     show_default=True,
     help="Where to write the trace.",
@@ -174,7 +175,7 @@ def show(reference: str, entry: str | None, tracker: str, as_json: bool) -> None
     "-o",
     "--output",
     "file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     required=True,
     help="Where to write the trace.",
 )
@@ -221,7 +222,7 @@ def import_(reference: str, file: Path, entry: str, tracker: str, as_json: bool)
     trace = read_trace_file(file)
     data = base64.b64encode(encode_trace(trace)).decode()
     body = {"reference": reference, "entry": check_entry(entry), "trace": data, "host": IMPORTED}
-    asyncio.run(_ask(tracker, "POST", "/v1/traces", body))
+    asyncio.run(_put(tracker, body))
     if as_json:
         output.print_json({"package": reference, "entry": entry, "chunks": trace.chunks})
     else:
@@ -248,16 +249,19 @@ def read_trace_file(file: Path) -> Trace:
         raise Corrupt(f"{file}: {error.what}", remedy=remedy) from error
 
 
-async def _ask(tracker: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+async def _put(tracker: str, body: dict[str, Any]) -> None:
     from p2pdist.cli.services import tracker_client
 
     async with tracker_client(tracker) as client:
-        return await client.ask(method, path, body)
+        await client.ask("POST", "/v1/traces", body, fields=["chunks"])
 
 
 async def _listed(tracker: str, reference: str | None) -> list[dict[str, Any]]:
+    from p2pdist.cli.services import tracker_client
+
     query = f"?{urlencode({'reference': reference})}" if reference else ""
-    answer = await _ask(tracker, "GET", f"/v1/traces/entries{query}")
+    async with tracker_client(tracker) as client:
+        answer = await client.ask("GET", f"/v1/traces/entries{query}", fields=["traces"])
     return list(answer["traces"])
 
 
