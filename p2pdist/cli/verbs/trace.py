@@ -19,10 +19,13 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.options import OutputFile
+from p2pdist.cli.references.names import offer_files
 from p2pdist.cli.services import tracker_option
 from p2pdist.model.errors import Corrupt, NotFound, UsageError, printable
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from p2pdist.model.trace import Trace
 
 NAMED_MAX = 20
@@ -55,6 +58,15 @@ class _Trace(click.Command):
             formatter.write_dl([(name, each.get_short_help_str(100)) for name, each in self.subcommands.items()])
 
 
+def _offered(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+    """For a shell: the subcommands for the first word, and files."""
+    from click.shell_completion import CompletionItem
+
+    parts = [] if ctx.params.get("arguments") else _traces.list_commands(ctx)
+    named = [CompletionItem(name) for name in parts if name.startswith(incomplete)]
+    return [*named, *offer_files(ctx, param, incomplete)]
+
+
 @click.command("trace", cls=_Trace, context_settings={"allow_interspersed_args": False})
 @click.option(
     "-o",
@@ -71,7 +83,9 @@ class _Trace(click.Command):
     help="The directory whose files are recorded.  [default: $P2PDIST_ROOT, else the working directory]",
 )
 @output.json_option
-@click.argument("arguments", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED, required=True)
+@click.argument(
+    "arguments", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED, required=True, shell_complete=_offered
+)
 def command(arguments: tuple[str, ...], file: Path, root: Path | None, as_json: bool) -> int:
     """Run CMD, record which files below a directory it and its children use, and end with its exit
     code.
