@@ -84,6 +84,15 @@ def test_exit_codes(words: tuple[str, ...], code: int) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_name_that_no_preseed_can_have_is_told_in_plain_words() -> None:
+    done = programs.run("preseed", "a:v1", "--count", "1", "--id", "night 42", "--tracker", "http://127.0.0.1:1")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "p2pdist: 'night 42' cannot be the ID of a preseed. "
+        "Write up to 128 letters, digits, dots, underscores and hyphens, such as nightly-42\n"
+    )
+
+
 def test_waiting_names_the_hosts_and_their_reasons() -> None:
     """Hosts that failed first, then those that still receive; the rest as a number."""
     found = progress(2, 12, failures=[Failure("h9", "disk-full")], waiting=[f"h{n}" for n in range(9)])
