@@ -56,7 +56,7 @@ def _available(ctx: click.Context) -> Iterator[str]:
     from p2pdist.model.errors import P2PDistError
 
     socket = ctx.params.get("socket") or os.environ.get("P2PDIST_SOCKET") or DEFAULT_SOCKET
-    layout = ctx.params.get("layout") or os.environ.get("P2PDIST_LAYOUT")
+    layout = ctx.params.get("layout")
     with suppress(P2PDistError):  # a user without a home directory
         yield from _tags(Path(layout or default_layout()))
     try:
