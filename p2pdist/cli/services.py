@@ -207,13 +207,22 @@ def tracker_option(function: Function) -> Function:
 
 
 def hosts_options(function: Function) -> Function:
-    """--host and --selector: hosts by name, or by zone and rack."""
+    """--host and --selector: hosts by name, or by zone and rack. An empty one, as a script with an
+    unset variable gives it, does not mean all hosts."""
+
+    def named(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            raise UsageError(
+                f"{param.opts[0]} is empty", remedy=f"Write {param.opts[0]} {param.metavar}, or leave it out"
+            )
+        return value
+
     function = click.option(
-        "--selector", metavar="KEY=VALUE,...", help="Hosts by zone and rack, such as zone=a,rack=r1."
+        "--selector", metavar="KEY=VALUE,...", callback=named, help="Hosts by zone and rack, such as zone=a,rack=r1."
     )(function)
-    return click.option("--host", "hosts", multiple=True, metavar="HOST", help="A host by name; may be repeated.")(
-        function
-    )
+    return click.option(
+        "--host", "hosts", multiple=True, metavar="HOST", callback=named, help="A host by name; may be repeated."
+    )(function)
 
 
 def tracker_client(urls: str) -> Tracker:

@@ -163,15 +163,15 @@ class Tracker:
 
     async def host(self, name: str) -> HostDetail:
         """One host."""
-        return await self.send("GET", f"/v1/hosts/{quote(name, safe='')}", HostDetail)
+        return await self.send("GET", f"/v1/hosts/{segment(name)}", HostDetail)
 
     async def drain(self, name: str) -> None:
         """Have a host serve no other host, until `fill` or a new start of the tracker."""
-        await self.send("POST", f"/v1/hosts/{quote(name, safe='')}/drain", type(None))
+        await self.send("POST", f"/v1/hosts/{segment(name)}/drain", type(None))
 
     async def fill(self, name: str) -> None:
         """Have a host that is drained serve other hosts again."""
-        await self.send("DELETE", f"/v1/hosts/{quote(name, safe='')}/drain", type(None))
+        await self.send("DELETE", f"/v1/hosts/{segment(name)}/drain", type(None))
 
     async def evict(self, request: EvictRequest) -> Eviction:
         """Remove a package from the stores of hosts; what came of it at each host."""
@@ -275,5 +275,13 @@ def is_reached(progress: Progress, quorum: float) -> bool:
     return progress.settled and total > 0 and progress.hosts_done >= quorum_hosts(quorum, total)
 
 
+def segment(name: str) -> str:
+    """A name as a segment of a path. Raises UsageError for what would be another path (RFC 3986,
+    5.2.4)."""
+    if name in ("", ".", ".."):
+        raise UsageError(f"{name!r} is the name of nothing", remedy="Write the name of a host, tracker or preseed")
+    return quote(name, safe="")
+
+
 def _preseed(identifier: str) -> str:
-    return f"/v1/preseeds/{quote(identifier, safe='')}"
+    return f"/v1/preseeds/{segment(identifier)}"

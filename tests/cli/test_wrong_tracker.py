@@ -114,7 +114,6 @@ async def test_a_tracker_without_tls_is_said_once() -> None:
         ("report", NOT_TEXT),
         ("evict", "a:v1", "--host", NOT_TEXT),
         ("preseed", "a:v1", "--host", NOT_TEXT),
-        ("preseed", "a:v1", "--count", "1", "--id", NOT_TEXT),
         ("trackers", "drain", NOT_TEXT),
     ],
 )

@@ -120,8 +120,8 @@ def command(
         count,
         replicas,
         "start" if priority == "start" else "preseed",
-        parse_duration(deadline) if deadline else None,
-        parse_duration(ttl) if ttl else None,
+        parse_duration(deadline) if deadline is not None else None,
+        parse_duration(ttl) if ttl is not None else None,
         platform or None,
         callback or None,
     )

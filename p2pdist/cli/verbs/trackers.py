@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from urllib.parse import quote
 
 import click
 
@@ -102,5 +101,7 @@ async def _answer(tracker: str) -> dict[str, Any]:
 
 async def _order(method: str, tracker: str, tracker_id: str) -> None:
     """Begin a drain with POST, end it with DELETE."""
+    from p2pdist.client.tracker import segment
+
     async with tracker_client(tracker) as client:
-        await client.send(method, f"/v1/trackers/{quote(tracker_id, safe='')}/drain", type(None))
+        await client.send(method, f"/v1/trackers/{segment(tracker_id)}/drain", type(None))
