@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from p2pdist.cli import output
-from p2pdist.client.access import Access, told_by
+from p2pdist.client.access import Access, failure_of
 from p2pdist.files import PIPE_S, read_content
 from p2pdist.model.errors import P2PDistError, Unauthenticated, UsageError
 
@@ -93,4 +93,4 @@ def with_hint(error: P2PDistError, url: str) -> P2PDistError:
     """A failure that a tracker reports; one for want of a token says how to give it."""
     if isinstance(error, Unauthenticated) and url.startswith("http://"):
         error.remedy = f"Write https:// in --tracker, and give a token with --token-file or in {VARIABLE}"
-    return told_by(url, error)
+    return failure_of(url, error)

@@ -25,7 +25,7 @@ class NoTracker(Unavailable):
     """What answers has no such route: it is an agent, or a tracker of another version."""
 
 
-def told_by(url: str, problem: P2PDistError) -> P2PDistError:
+def failure_of(url: str, problem: P2PDistError) -> P2PDistError:
     """The failure that a problem document of the server at `url` describes. NoTracker for a route
     that it does not have; what a tracker does not know it tells in other words, with a remedy."""
     if isinstance(problem, NotFound) and not problem.remedy and problem.what.endswith(": Not Found"):
@@ -85,7 +85,7 @@ class Access:
         it."""
         if isinstance(error, Unauthenticated) and url.startswith("http://"):
             error.remedy = "Write https://, and give a token"
-        return told_by(url, error)
+        return failure_of(url, error)
 
 
 def _check_expiry(jwt: str) -> None:
