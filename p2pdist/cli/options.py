@@ -86,7 +86,8 @@ def hostnames_option(command: Command) -> Command:
 
 
 class OutputFile(click.Path):
-    """A file that is to be written. `-`, which other tools take for standard output, is none."""
+    """A file that is to be written, in a directory that exists: what is to be in it may take hours.
+    `-`, which other tools take for standard output, is none."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -95,7 +96,10 @@ class OutputFile(click.Path):
         """The path; fails as click's types do."""
         if value == "-":
             self.fail("- is no file but standard output. Name a file; - is one as ./-", param, ctx)
-        return super().convert(value, param, ctx)
+        path: Path = super().convert(value, param, ctx)
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no directory {path.absolute().parent}. Make it, or name another file", param, ctx)
+        return path
 
 
 class Seconds(click.FloatRange):

@@ -133,6 +133,16 @@ def test_what_a_base_brought_is_read_from_the_origin(place: Path) -> None:
     assert len(made) == 4
 
 
+@pytest.mark.parametrize(
+    "words", ["trace -o none/t.json -- touch ran", "simulate --hosts 2 --size 1MiB --report none/r.json"]
+)
+def test_a_directory_that_is_not_there_is_told_before_the_work(words: str, place: Path) -> None:
+    """The program would have run for nothing."""
+    finished = run(*words.replace("none", str(place / "none")).replace("ran", str(place / "ran")).split())
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert f"there is no directory {place / 'none'}" in finished.stderr and not (place / "ran").exists()
+
+
 def test_standard_output_keeps_its_file(place: Path) -> None:
     """/dev/stdout may lead to a file that the caller goes on writing to; `-` is no file."""
     digest = str(done(place, "blob", "push", str(place / "file"))["digest"])

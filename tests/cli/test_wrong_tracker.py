@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import aiohttp
 import programs
 import pytest
 from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
+from p2pdist.credentials.exchange import in_words
 from p2pdist.transfer.problems import problems
 
 NOT_TEXT = "caf\udce9"
@@ -99,6 +103,13 @@ async def test_what_breaks_the_protocol_is_said_in_plain_words(data: bytes, reas
     async with answering(data) as url:
         code, _, errors = await run("hosts", url)
     assert code == 5 and f"does not answer: {reason}. " in errors
+
+
+@pytest.mark.parametrize(("status", "words"), [(404, "it is no tracker, as an agent is none"), (401, "--join-file")])
+def test_an_agent_says_why_it_gets_no_session(status: int, words: str) -> None:
+    request = aiohttp.RequestInfo(URL("http://h/"), "GET", CIMultiDictProxy(CIMultiDict()), URL("http://h/"))
+    error = aiohttp.WSServerHandshakeError(request, (), status=status)
+    assert words in in_words(error)
 
 
 async def test_a_tracker_without_tls_is_said_once() -> None:
