@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -96,7 +97,7 @@ class OutputFile(click.Path):
         """The path; fails as click's types do."""
         if value == "-":
             self.fail("- is no file but standard output. Name a file; - is one as ./-", param, ctx)
-        path: Path = super().convert(value, param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.absolute().parent.is_dir():
             self.fail(f"there is no directory {path.absolute().parent}. Make it, or name another file", param, ctx)
         return path
