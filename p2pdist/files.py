@@ -24,6 +24,17 @@ class NotRegular(OSError):
     """The name belongs to a FIFO, a socket, a device or a directory."""
 
 
+def own_descriptor(path: Path) -> int | None:
+    """The descriptor of this process that a path is a name of, such as /dev/stdout and /dev/fd/3;
+    None for other paths. Where it leads to a file, the file itself must stay: what the process
+    writes next goes on there."""
+    own = f"/proc/{os.getpid()}/fd"
+    for name in (path, Path(path.parent, os.readlink(path)) if path.is_symlink() else path):
+        if name.name.isdecimal() and os.path.realpath(name.parent) == own:
+            return int(name.name)
+    return None
+
+
 class FileContent(NamedTuple):
     """What a file holds, and its mode (stat(2))."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import json
 import keyword
 import os
 import signal
+import stat
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -101,6 +103,8 @@ CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
 _json_configured = False
 """Whether the file says that the command prints JSON."""
+_piped: dict[Path, bytes] = {}
+"""What configuration files that are pipes held: a pipe gives it once."""
 _interrupted_by = 0
 """The signal that ended the command; 0 for none but SIGINT."""
 DAEMONS = frozenset(["tracker", "agent"])
@@ -473,11 +477,16 @@ def read_again(ctx: click.Context, name: str) -> Any:
 def _read_config(file: Path) -> dict[str, Any]:
     import tomllib
 
-    from p2pdist.files import read_content
+    from p2pdist.files import PIPE_S, read_content
     from p2pdist.model.errors import NotFound, TooLarge, UsageError
 
     try:
-        data = read_content(file, CONFIG_BYTES_MAX).data
+        # It may hold secrets, which may come from a pipe; /dev/null is a file without settings.
+        data = b"" if _is_null(file) else _piped.get(file)
+        if data is None:
+            data, mode = read_content(file, CONFIG_BYTES_MAX, pipe_s=PIPE_S)
+            if stat.S_ISFIFO(mode):
+                _piped[file] = data
     except FileNotFoundError as error:
         raise NotFound(f"there is no configuration file {file}", remedy="Check --config and P2PDIST_CONFIG") from error
     except OSError as error:
@@ -498,6 +507,12 @@ def _read_config(file: Path) -> dict[str, Any]:
         ) from error
 
 
+def _is_null(file: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return file.samefile(os.devnull)
+    return False
+
+
 def _underscored(body: dict[str, Any]) -> dict[str, Any]:
     return {
         key.replace("-", "_"): _underscored(value) if isinstance(value, dict) else value for key, value in body.items()
@@ -506,9 +521,12 @@ def _underscored(body: dict[str, Any]) -> dict[str, Any]:
 
 def _as_given(option: click.Option, value: Any) -> Any:
     """A TOML value as the text that the flag takes, so that it is checked as that is: a list of
-    texts for an option that may be repeated, else JSON text of lists and tables."""
+    texts for an option that may be repeated, and of lists for one that takes several values each
+    time; else JSON text of lists and tables."""
+    if isinstance(value, list) and option.multiple and option.nargs > 1:
+        return [list(map(str, item)) if isinstance(item, list) else str(item) for item in value]
     if isinstance(value, list) and option.multiple:
-        return [_as_given(option, item) for item in value if not isinstance(item, list)]
+        return [json.dumps(item) if isinstance(item, list) else _as_given(option, item) for item in value]
     return json.dumps(value, default=str) if isinstance(value, (bool, list, dict)) else str(value)
 
 

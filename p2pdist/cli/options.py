@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,23 @@ def hostnames_option(command: Command) -> Command:
         callback=parsed,
         help="Further names under which clients reach this server; without access control it refuses requests under others.",
     )(command)
+
+
+class OutputFile(click.Path):
+    """A file that is to be written, in a directory that exists: what is to be in it may take hours.
+    `-`, which other tools take for standard output, is none."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; fails as click's types do."""
+        if value == "-":
+            self.fail("- is no file but standard output. Name a file; - is one as ./-", param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no directory {path.absolute().parent}. Make it, or name another file", param, ctx)
+        return path
 
 
 class Seconds(click.FloatRange):

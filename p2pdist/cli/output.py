@@ -264,6 +264,9 @@ def report(error: BaseException, *, as_json: bool) -> int:
         failure = P2PDistError("no memory is left", remedy=_MORE_MEMORY)
     elif isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         failure = P2PDistError("this process may not start another thread", remedy=_MORE_THREADS)
+    elif isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        # Arguments are bytes (os.fsdecode); what is sent on as JSON or in a URL is text.
+        failure = UsageError(f"'{printable(error.object[:80])}' is not UTF-8", remedy="Write this name in UTF-8")
     else:
         message = str(error).split("\n", 1)[0][:300]
         failure = P2PDistError(

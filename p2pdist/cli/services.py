@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 BLOB_PREFIX = "blob:sha256-"
 """How the references of single files begin."""
 
+TORRENT_PREFIX = "torrent:"
+"""How references to torrents begin, which p2pdist made of packages and files: people did not."""
+
 SCHEME_END = "://"
 """Stands in references to images and to repositories of hubs, and in no other."""
 
@@ -215,13 +218,22 @@ def tracker_option(function: Function) -> Function:
 
 
 def hosts_options(function: Function) -> Function:
-    """--host and --selector: hosts by name, or by zone and rack."""
+    """--host and --selector: hosts by name, or by zone and rack. An empty one, as a script with an
+    unset variable gives it, does not mean all hosts."""
+
+    def named(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            raise UsageError(
+                f"{param.opts[0]} is empty", remedy=f"Write {param.opts[0]} {param.metavar}, or leave it out"
+            )
+        return value
+
     function = click.option(
-        "--selector", metavar="KEY=VALUE,...", help="Hosts by zone and rack, such as zone=a,rack=r1."
+        "--selector", metavar="KEY=VALUE,...", callback=named, help="Hosts by zone and rack, such as zone=a,rack=r1."
     )(function)
-    return click.option("--host", "hosts", multiple=True, metavar="HOST", help="A host by name; may be repeated.")(
-        function
-    )
+    return click.option(
+        "--host", "hosts", multiple=True, metavar="HOST", callback=named, help="A host by name; may be repeated."
+    )(function)
 
 
 def tracker_client(urls: str) -> Tracker:
@@ -245,9 +257,12 @@ def tracker_named(ctx: click.Context, tracker: str) -> str:
 
 
 def default_layout() -> Path:
-    """The layout in the user's data directory (XDG Base Directory specification). Root, which may
-    have another user's environment (sudo -E), does not take that user's. Raises UsageError for a
-    user without a home directory."""
+    """The layout that P2PDIST_LAYOUT names for all verbs, also those without --layout, else the one
+    in the user's data directory (XDG Base Directory specification). Root, which may have another
+    user's environment (sudo -E), does not take that user's. Raises UsageError for a user without a
+    home directory."""
+    if named := os.environ.get("P2PDIST_LAYOUT"):
+        return Path(named)
     data = os.environ.get("XDG_DATA_HOME", "")
     try:
         directory = Path(data) if Path(data).is_absolute() else Path.home() / ".local/share"
@@ -391,30 +406,30 @@ async def _hint(error: NotFound, repository: Origin) -> None:
             add_hint(error, [name for name, _ in await repository.tags()])
 
 
-def hint(reference: str, names: Iterable[str]) -> str:
+def hint(reference: str, names: Iterable[str], place: str = "there") -> str:
     """What may have been meant by a reference that is not there: the tags that its name has in
-    `names`, else the most similar name; empty where none is similar."""
+    `names`, which are those of `place`, else the most similar name; empty where none is similar."""
     import difflib
 
-    known = {name for name in names if "@" not in name and not name.startswith(BLOB_PREFIX)}
+    known = {name for name in names if "@" not in name and not name.startswith((BLOB_PREFIX, TORRENT_PREFIX))}
     name, _, _ = (
         reference.partition("@")[0].rpartition(":") if "@" not in reference else (reference.partition("@")[0], "", "")
     )
     tags = sorted(tag for one, _, tag in (each.rpartition(":") for each in known) if one == name)
     if tags:
         more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
-        return f"Tags of {name} there: {', '.join(tags[-TAGS_NAMED_MAX:])}{more}"
+        return f"Tags of {name} {place}: {', '.join(tags[-TAGS_NAMED_MAX:])}{more}"
     near = difflib.get_close_matches(reference, known, n=1, cutoff=0.7)
     return f"Did you mean {near[0]}?" if near else ""
 
 
-def add_hint(error: NotFound, names: Iterable[str]) -> None:
-    """Let the remedy of a failure to find the reference in its details begin with what there is.
-    The first hint stays the only one."""
+def add_hint(error: NotFound, names: Iterable[str], place: str = "there") -> None:
+    """Let the remedy of a failure to find the reference in its details begin with what there is, in
+    `place`. The first hint stays the only one."""
     reference = error.details.get("reference")
     if not isinstance(reference, str) or HINT in error.details or "tags" in error.details:
         return
-    if said := hint(reference, names):
+    if said := hint(reference, names, place):
         error.details[HINT] = said
         error.remedy = f"{said} {error.remedy}" if said.endswith("?") else f"{said}. {error.remedy}"
 

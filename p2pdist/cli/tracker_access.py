@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from p2pdist.cli import output
-from p2pdist.client.access import Access
+from p2pdist.client.access import Access, failure_of
 from p2pdist.files import PIPE_S, read_content
 from p2pdist.model.errors import P2PDistError, Unauthenticated, UsageError
 
@@ -63,7 +63,7 @@ class TrackerAccess(Access):
         if url.startswith("http://") and ("disconnected" in str(error).lower() or "reset" in str(error).lower()):
             return f"If it runs with --access, write https:// in --tracker and give a token in {VARIABLE}"
         if url.startswith("https://") and "wrong version number" in str(error).lower().replace("_", " "):
-            return "It speaks no TLS: write http:// in --tracker, or start it with --access"
+            return "Write http:// in --tracker, or start it with --access"
         return "Start it, or name it with --tracker"
 
     def hinted(self, error: P2PDistError, url: str) -> P2PDistError:
@@ -93,4 +93,4 @@ def with_hint(error: P2PDistError, url: str) -> P2PDistError:
     """A failure that a tracker reports; one for want of a token says how to give it."""
     if isinstance(error, Unauthenticated) and url.startswith("http://"):
         error.remedy = f"Write https:// in --tracker, and give a token with --token-file or in {VARIABLE}"
-    return error
+    return failure_of(url, error)

@@ -15,7 +15,22 @@ from typing import Any
 
 import msgspec
 
-from p2pdist.model.errors import UNDECODABLE, P2PDistError, Unauthenticated
+from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Unauthenticated, Unavailable
+from p2pdist.model.url import redacted
+
+NAME_A_TRACKER = "Name a tracker of this version, such as http://tracker:7070; an agent has another port"
+
+
+class NoTracker(Unavailable):
+    """What answers has no such route: it is an agent, or a tracker of another version."""
+
+
+def failure_of(url: str, problem: P2PDistError) -> P2PDistError:
+    """The failure that a problem document of the server at `url` describes. NoTracker for a route
+    that it does not have; what a tracker does not know it tells in other words, with a remedy."""
+    if isinstance(problem, NotFound) and not problem.remedy and problem.what.endswith(": Not Found"):
+        return NoTracker(f"{redacted(url)} is no tracker ({problem.what})", remedy=NAME_A_TRACKER)
+    return problem
 
 
 class Access:
@@ -70,7 +85,7 @@ class Access:
         it."""
         if isinstance(error, Unauthenticated) and url.startswith("http://"):
             error.remedy = "Write https://, and give a token"
-        return error
+        return failure_of(url, error)
 
 
 def _check_expiry(jwt: str) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from p2pdist.client.access import Access
+from p2pdist.client.access import NAME_A_TRACKER, Access
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Unavailable, UsageError, from_problem, unreached
 from p2pdist.model.fleet import (
     Assignment,
@@ -162,15 +163,15 @@ class Tracker:
 
     async def host(self, name: str) -> HostDetail:
         """One host."""
-        return await self.send("GET", f"/v1/hosts/{quote(name, safe='')}", HostDetail)
+        return await self.send("GET", f"/v1/hosts/{segment(name)}", HostDetail)
 
     async def drain(self, name: str) -> None:
         """Have a host serve no other host, until `fill` or a new start of the tracker."""
-        await self.ask("POST", f"/v1/hosts/{quote(name, safe='')}/drain")
+        await self.send("POST", f"/v1/hosts/{segment(name)}/drain", type(None))
 
     async def fill(self, name: str) -> None:
         """Have a host that is drained serve other hosts again."""
-        await self.ask("DELETE", f"/v1/hosts/{quote(name, safe='')}/drain")
+        await self.send("DELETE", f"/v1/hosts/{segment(name)}/drain", type(None))
 
     async def evict(self, request: EvictRequest) -> Eviction:
         """Remove a package from the stores of hosts; what came of it at each host."""
@@ -199,10 +200,12 @@ class Tracker:
         answer: Value = await self._first(method, path, body, msgspec.json.Decoder(kind).decode)
         return answer
 
-    async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The JSON that the tracker answers to a request with the JSON `body`; None for no
-        content."""
-        return await self._first(method, path, body, msgspec.json.decode)
+    async def ask(self, method: str, path: str, body: Any = None, *, fields: Collection[str] = ()) -> Any:
+        """The JSON that the tracker answers to a request with the JSON `body`; None for no content.
+        With `fields` it is an object that has them."""
+        return await self._first(
+            method, path, body, partial(_decoded, fields=fields) if fields else msgspec.json.decode
+        )
 
     async def read(self, path: str) -> bytes:
         """What the tracker answers to a GET, whatever it is."""
@@ -247,7 +250,17 @@ class Tracker:
                 raise self._access.hinted(problem, url)
             return decode(data) if answer.status != 204 else None
         except UNDECODABLE as error:
-            raise Unavailable(f"{redacted(url)} answers, but not as a tracker does (HTTP {answer.status})") from error
+            raise Unavailable(
+                f"{redacted(url)} answers, but not as a tracker does (HTTP {answer.status})", remedy=NAME_A_TRACKER
+            ) from error
+
+
+def _decoded(data: bytearray, *, fields: Collection[str]) -> dict[str, Any]:
+    """A JSON object with these fields. Raises msgspec.DecodeError for anything else."""
+    answer = msgspec.json.decode(data, type=dict[str, Any])
+    if missing := set(fields) - answer.keys():
+        raise msgspec.ValidationError(f"{', '.join(sorted(missing))}: not in the answer")
+    return answer
 
 
 def is_over(progress: Progress, quorum: float) -> bool:
@@ -262,5 +275,13 @@ def is_reached(progress: Progress, quorum: float) -> bool:
     return progress.settled and total > 0 and progress.hosts_done >= quorum_hosts(quorum, total)
 
 
+def segment(name: str) -> str:
+    """A name as a segment of a path. Raises UsageError for what would be another path (RFC 3986,
+    5.2.4)."""
+    if name in ("", ".", ".."):
+        raise UsageError(f"{name!r} is the name of nothing", remedy="Write the name of a host, tracker or preseed")
+    return quote(name, safe="")
+
+
 def _preseed(identifier: str) -> str:
-    return f"/v1/preseeds/{quote(identifier, safe='')}"
+    return f"/v1/preseeds/{segment(identifier)}"

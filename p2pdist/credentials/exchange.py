@@ -120,6 +120,7 @@ def in_words(error: BaseException, url: str = "") -> str:
     if isinstance(error, aiohttp.WSServerHandshakeError):
         why = {
             HTTPStatus.UNAUTHORIZED: ": it takes agents of its fleet alone. Start this one with --join-file",
+            HTTPStatus.NOT_FOUND: ": it is no tracker, as an agent is none. Check --tracker",
             HTTPStatus.FORBIDDEN: ": this host, or the join token with which it came, may be revoked",
         }.get(HTTPStatus(error.status) if error.status in set(HTTPStatus) else HTTPStatus.OK, "")
         return f"it answers {error.status} to a session{why}"

@@ -282,8 +282,12 @@ def unreached(error: BaseException) -> str:
     inner = getattr(error, "os_error", error)  # of an HTTP client, which names its own objects besides
     if type(inner).__name__ == "gaierror":
         return "the host name is unknown"
-    if type(error).__name__ == "ServerDisconnectedError":
+    if type(error).__name__ in ("ServerDisconnectedError", "ClientPayloadError"):
         return "it broke the connection"
+    if type(error).__name__ == "ClientResponseError":
+        return "what answers there speaks no HTTP"
+    if getattr(inner, "reason", "") == "WRONG_VERSION_NUMBER":  # of an ssl.SSLError
+        return "it speaks no TLS"
     number = getattr(inner, "errno", None)
     if number is None and (match := _NUMBER.search(str(inner))):  # several addresses were tried
         number = int(match[1])

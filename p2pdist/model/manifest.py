@@ -157,6 +157,14 @@ _NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*(?:/[a-z0-9]+(?:[._-][a-z0-9]+)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _REMEDY = "A reference reads name:tag or name@sha256:<hex>; names are lower case, such as team/trainer:v3"
 
+_FOREIGN = {
+    "docker": "An image of a registry is no package: p2pdist import docker://... -t NAME:TAG makes one of it",
+    "oci": "An image of a registry is no package: p2pdist import docker://... -t NAME:TAG makes one of it",
+    "hf": "A model or data set of a hub is no package: programs read it with HF_ENDPOINT=http://localhost:7073/hf",
+}
+"""What to do about a reference of this scheme, which is to what others have, where a package is
+meant."""
+
 
 def parse_reference(text: str) -> Reference:
     """Parse a reference; the tag defaults to `latest`. Raises UsageError."""
@@ -172,7 +180,7 @@ def parse_reference(text: str) -> Reference:
         if not colon:
             name, tag = text, "latest"
     if not _NAME.match(name) or len(name) > 255 or (not at and not _TAG.match(tag)):
-        raise UsageError(f"{text[:200]!r} is not a reference", remedy=_REMEDY)
+        raise UsageError(f"{text[:200]!r} is not a reference", remedy=_FOREIGN.get(text.partition("://")[0], _REMEDY))
     return Reference(name, tag, parse_digest(digest) if at else None)
 
 

@@ -38,7 +38,8 @@ blob; is over its limits; the origin did not answer."""
 Priority = Literal["start", "preseed"]
 """start: a user or a job waits for this pull. preseed: it gives way to starts."""
 
-PreseedId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+PRESEED_ID = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z"
+PreseedId = Annotated[str, Meta(pattern=PRESEED_ID)]
 KeptState = Literal["waiting", "pulling", "done", "failed"]
 TicketText = Annotated[str, Meta(max_length=TICKET_CHARACTERS_MAX)]
 LISTED_MAX = 4096

@@ -21,7 +21,7 @@ import programs
 import pytest
 
 from p2pdist.cli import output
-from p2pdist.cli.main import VERBS, main, parts_of, settings_of
+from p2pdist.cli.main import VERBS, _as_given, main, parts_of, settings_of
 from p2pdist.cli.options import NAMES
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable, UsageError
 
@@ -371,6 +371,30 @@ def test_a_bad_configuration_file_is_named(tmp_path: Path, text: str | None) -> 
     assert done.returncode == (3 if text is None else 2)
     assert str(file) in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_settings_may_come_from_a_pipe_and_there_may_be_none() -> None:
+    """They may hold secrets. Two verbs of one command line read the same pipe."""
+    command = shlex.join([sys.executable, "-m", "p2pdist.cli.main"])
+    settings = "<(printf 'tracker = \"http://127.0.0.1:1\"\\njson = true\\n')"
+    for words in (f"--config {settings} hosts show h1", f"hosts show h1 --config {settings}"):
+        done = subprocess.run(
+            ["bash", "-c", f"{command} {words}"], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 5 and "http://127.0.0.1:1 does not answer" in done.stderr, done.stderr
+        assert json.loads(done.stdout)["status"] == 503
+    assert run("--config", "/dev/null", "completion", "bash").returncode == 0
+
+
+def test_lists_within_a_list_are_values(tmp_path: Path) -> None:
+    """Of an option with several values; elsewhere none that is left out without a word."""
+    file = tmp_path / "config.toml"
+    verb = ("--tracker", "http://127.0.0.1:1", "--config", file)
+    file.write_text("[rank]\nrole = [['a', 1, 't/a:v1'], ['b', 2, 'UPPER']]")
+    done = run("rank", *verb)
+    assert (done.returncode, "UPPER" in done.stderr) == (2, True), done.stderr
+    hosts = click.Option(["--host"], multiple=True)
+    assert _as_given(hosts, [["a"], "b"]) == ['["a"]', "b"]
 
 
 def test_plain_progress_comes_at_intervals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

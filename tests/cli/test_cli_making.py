@@ -21,6 +21,7 @@ from test_cli_main import run
 from waits import wait_until
 
 from p2pdist.cli.verbs.blob import NOWHERE, named_file
+from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import SQUASHFS_TYPE, TREE_TYPE
 from p2pdist.mount import kernel
 
@@ -382,6 +383,10 @@ def test_a_blob_becomes_a_file_and_nothing_else(tmp_path: Path) -> None:
     for output in ("-", tmp_path / "fifo", tmp_path / "to fifo"):
         refused = run("blob", "pull", digest, "-o", output, "--socket", socket)
         assert (refused.returncode, "is no file" in refused.stderr) == (2, True), refused.stderr
+    with (tmp_path / "file").open("wb") as file:  # as standard output may lead to one
+        for output in (f"/dev/fd/{file.fileno()}", f"/proc/self/fd/{file.fileno()}"):
+            with pytest.raises(UsageError, match="is no file but"):
+                named_file(Path(output))
     assert named_file(tmp_path / "to file") == tmp_path / "new"
     assert named_file(tmp_path / "plain") == tmp_path / "plain"
     (tmp_path / "to nowhere").symlink_to("/dev/null")

@@ -78,6 +78,34 @@ def test_references_of_the_layout_behind_a_colon_too(environment: dict[str, str]
     assert offered_by_bash("p2pdist run nothing", environment) == []
 
 
+def test_verbs_that_ask_a_tracker_offer_the_same_references(environment: dict[str, str], tmp_path: Path) -> None:
+    """They have no options for layout and agent; the variables count."""
+    (tmp_path / "data").rename(tmp_path / "moved")
+    environment["P2PDIST_LAYOUT"] = str(tmp_path / "moved/p2pdist/layout")
+    for verb in ("rank", "preseed", "evict", "report", "trace show"):
+        assert offered_by_bash(f"p2pdist {verb} o", environment) == ["other:latest"]
+    del environment["HOME"], environment["P2PDIST_LAYOUT"], environment["XDG_DATA_HOME"]
+    assert offered_by_bash("p2pdist rank o", environment) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("p2pdist trace ", ["plain,export", "plain,import", "plain,ls", "plain,show", "file,"]),
+        ("p2pdist trace python3 s", ["file,s"]),
+        ("p2pdist run other:latest -- ./s", ["file,./s"]),
+        ("p2pdist run ./a", ["dir,./a"]),
+        ("p2pdist import arch", ["file,arch"]),
+    ],
+)
+def test_paths_and_subcommands(line: str, kinds: list[str], environment: dict[str, str]) -> None:
+    variables = {**environment, "_P2PDIST_COMPLETE": "bash_complete", "COMP_LINE": line}
+    done = subprocess.run(
+        [PROGRAMS / "p2pdist"], env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == kinds
+
+
 def test_another_layout(environment: dict[str, str], tmp_path: Path) -> None:
     """An empty one, or what is none, offers nothing, and says nothing."""
     for content in (None, b"", b"{}", b'{"manifests": 3}', b'{"manifests": [3]}', b"\xff"):

@@ -84,6 +84,37 @@ def test_exit_codes(words: tuple[str, ...], code: int) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("preseed", "a:v1", "--count", "1", "--selector", ""),
+        ("preseed", "a:v1", "--host", "h1", "--host", ""),
+        ("preseed", "a:v1", "--count", "1", "--ttl", ""),
+        ("preseed", "a:v1", "--count", "1", "--deadline", ""),
+        ("preseed", "--cancel", ""),
+        ("preseed", "--cancel", ".."),
+        ("rank", "a:v1", "--selector", ""),
+        ("evict", "a:v1", "--host", ""),
+        ("hosts", "drain", ""),
+        ("hosts", "show", "."),
+        ("trackers", "fill", ".."),
+    ],
+)
+def test_what_a_script_left_empty_is_neither_everything_nor_another_route(words: tuple[str, ...]) -> None:
+    done = programs.run(*words, "--tracker", "http://127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "does not answer" not in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_name_that_no_preseed_can_have_is_told_in_plain_words() -> None:
+    done = programs.run("preseed", "a:v1", "--count", "1", "--id", "night 42", "--tracker", "http://127.0.0.1:1")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "p2pdist: 'night 42' cannot be the ID of a preseed. "
+        "Write up to 128 letters, digits, dots, underscores and hyphens, such as nightly-42\n"
+    )
+
+
 def test_waiting_names_the_hosts_and_their_reasons() -> None:
     """Hosts that failed first, then those that still receive; the rest as a number."""
     found = progress(2, 12, failures=[Failure("h9", "disk-full")], waiting=[f"h{n}" for n in range(9)])

@@ -50,6 +50,16 @@ def test_without_an_origin_the_local_layout_is_meant(place: Path) -> None:
     assert call(place, "resolve", "trainer:mine").returncode == 3
 
 
+@pytest.mark.parametrize(
+    ("reference", "remedy"), [("docker://ghcr.io/a/b:v1", "p2pdist import docker://..."), ("hf://a/b", "HF_ENDPOINT=")]
+)
+@pytest.mark.parametrize("verb", ["inspect", "resolve", "push", "torrent"])
+def test_what_other_servers_have_is_no_package(place: Path, verb: str, reference: str, remedy: str) -> None:
+    finished = run(verb, reference, "--origin", (place / "origin").as_uri())
+    assert finished.returncode == 2
+    assert f"{reference!r} is not a reference" in finished.stderr and remedy in finished.stderr
+
+
 def test_what_cannot_be_named(place: Path) -> None:
     one = packed(place, "one")
     assert call(place, "tag", "trainer:none", "trainer:warm").returncode == 3

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -70,6 +71,16 @@ async def test_once_for_people_shows_the_same(hosts: Hosts) -> None:
     assert re.search(r"z0\s+r0\s+2\s+50 %\s+" + CELL * 2, out)
     assert re.search(r"h1 +slow uplink", out) and "origin\n" in out
     assert "[bold]odd" in out, "names are text, whatever is in them"
+
+
+async def test_a_picture_that_cannot_be_written_is_a_failure(hosts: Hosts) -> None:
+    """On a full disk, in the words of every other verb."""
+    async with tracker_of(hosts) as (_, url):
+        words = f"{shlex.join(PROGRAM)} top --once --tracker {url} > /dev/full"
+        process = await asyncio.create_subprocess_exec("sh", "-c", words, stderr=asyncio.subprocess.PIPE)
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert errors == b"p2pdist: standard output cannot be written: No space left on device\n"
 
 
 async def test_json_without_once_is_a_line_a_second(hosts: Hosts) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
+import subprocess
 from pathlib import Path
 
 import libtorrent
 import pytest
 from formats_rig import torrent_info
+from programs import PROGRAM
 from test_cli_main import run
 
 from p2pdist.model.bencode import Value, decode
@@ -128,3 +131,27 @@ def test_what_a_base_brought_is_read_from_the_origin(place: Path) -> None:
     made = done(place, "push", "app:v1", "--torrent")["torrents"]
     assert isinstance(made, dict)
     assert len(made) == 4
+
+
+@pytest.mark.parametrize(
+    "words", ["trace -o none/t.json -- touch ran", "simulate --hosts 2 --size 1MiB --report none/r.json"]
+)
+def test_a_directory_that_is_not_there_is_told_before_the_work(words: str, place: Path) -> None:
+    """The program would have run for nothing."""
+    finished = run(*words.replace("none", str(place / "none")).replace("ran", str(place / "ran")).split())
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert f"there is no directory {place / 'none'}" in finished.stderr and not (place / "ran").exists()
+
+
+def test_standard_output_keeps_its_file(place: Path) -> None:
+    """/dev/stdout may lead to a file that the caller goes on writing to; `-` is no file."""
+    digest = str(done(place, "blob", "push", str(place / "file"))["digest"])
+    origin = f"--origin {(place / 'origin').as_uri()}"
+    words = f"torrent {digest} {origin} --tracker http://tracker:7070 --json"
+    script = f"{shlex.join(PROGRAM)} {words} -o /dev/stdout; echo behind"
+    with (place / "out").open("wb") as out:
+        subprocess.run(["sh", "-c", script], stdout=out, check=True)
+    written = (place / "out").read_bytes()
+    assert written.startswith(b"d8:announce") and written.endswith(b"behind\n")
+    finished = run(*words.split(), "-o", "-")
+    assert finished.returncode == 2 and "Name a file; - is one as ./-" in finished.stderr

@@ -39,11 +39,11 @@ def _filled(site: Site) -> Agent:
     return agent
 
 
-def run(agent: Agent, *words: str, code: int = 0) -> tuple[str, str]:
+def run(agent: Agent, *words: str, code: int = 0, **variables: str) -> tuple[str, str]:
     """What a command for people wrote on standard output and standard error."""
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(agent.site.directory)}
     environ |= {"P2PDIST_SOCKET": str(agent.socket), "P2PDIST_ORIGIN": f"file://{agent.site.layout}"}
-    done = programs.run(*words, env=environ)
+    done = programs.run(*words, env=environ | variables)
     assert done.returncode == code, done.stderr
     return done.stdout, done.stderr
 
@@ -71,6 +71,21 @@ def test_a_digest_or_its_first_digits_name_a_package(agent: Agent) -> None:
         pulled = json.loads(run(agent, "pull", word, "--json")[0])
         assert [document["digest"] for document in pulled] == [digest]
     assert "no package has the digest" in run(agent, "pull", "sha256:" + "0" * 12, code=3)[1]
+
+
+def test_what_is_packed_here_and_not_pushed_is_said(agent: Agent) -> None:
+    """Where P2PDIST_LAYOUT has it packed, `ls --local` lists it. Torrents, which are at the origin
+    for each file, are no packages that a pattern means."""
+    layout = agent.site.directory / "layout"
+    source = agent.site.directory / "team-b-v1"
+    assert agent.site.command("pack", str(source), "-t", "team/new:v1", "--layout", str(layout))[0] == 0
+    _, stderr = run(agent, "pull", "team/new:v1", code=3, P2PDIST_LAYOUT=str(layout))
+    assert "It was packed on this host, but not pushed there: p2pdist push team/new:v1 --origin URL\n" in stderr
+    _, stderr = run(agent, "pull", "team/new:v2", code=3, P2PDIST_LAYOUT=str(layout))
+    assert "Tags of team/new on this host: v1." in stderr
+    assert "team/new:v1" in run(agent, "ls", "--local", "-q", P2PDIST_LAYOUT=str(layout))[0].split()
+    stdout, _ = run(agent, "pull", "*", "-q")
+    assert [line.split()[0] for line in stdout.splitlines()] == ["team/a:v1", "team/a:v2", "team/b:v1"]
 
 
 def test_what_matches_nothing_says_where_it_looked(agent: Agent) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2pdist.cli import output
-from p2pdist.cli.services import BLOB_PREFIX
+from p2pdist.cli.services import BLOB_PREFIX, TORRENT_PREFIX
 from p2pdist.model.digest import is_digest
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError
 from p2pdist.model.image import SCHEME, is_image
@@ -126,7 +126,10 @@ async def _known(client: LocalClient, layout: Path, origin: str | None) -> tuple
             names += [Named(name, described.digest) for name, described in await local.tags()]
     packages = await asyncio.to_thread(client.packages)
     names += [Named(str(package["reference"]), str(package["digest"])) for package in packages]
-    return [name for name in names if not is_image(name.reference)], " or ".join(places)
+    packages_only = [
+        name for name in names if not is_image(name.reference) and not name.reference.startswith(TORRENT_PREFIX)
+    ]
+    return packages_only, " or ".join(places)
 
 
 def _matching(word: str, known: Sequence[Named], places: str) -> list[str]:

@@ -13,6 +13,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.services import encrypt_option, origin_option, required_origin, socket_option
+from p2pdist.files import own_descriptor
 from p2pdist.model.digest import Digest, hex_of, is_digest, parse_digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError, from_problem
 from p2pdist.model.messages import PullRequest, PullStatus
@@ -216,10 +217,12 @@ def _file_name(digest: Digest, title: str) -> str:
 
 def named_file(target: Path) -> Path:
     """The file that --output names, or that a link of this name leads to; NOWHERE by any name of
-    it. Raises UsageError for what is no file, as another name of standard output is."""
+    it. Raises UsageError for what is no file, as another name of standard output is, also where
+    that leads to a file: this would get a new file in its place, which the caller does not see."""
     if target.exists() and target.samefile(NOWHERE):
         return NOWHERE
-    if str(target) == "-" or (target.exists() and not target.is_file() and not target.is_dir()):
+    stream = target.exists() and not target.is_file() and not target.is_dir()
+    if str(target) == "-" or stream or own_descriptor(target) is not None:
         raise UsageError(
             f"{target} is no file but standard output, a device or a pipe", remedy="Name a file; - is one as ./-"
         )

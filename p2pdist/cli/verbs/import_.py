@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdist.cli import output
+from p2pdist.cli.references.names import offer_files
 from p2pdist.cli.services import layout_option, opened_layout
 from p2pdist.cli.verbs.pack import content_options, format_option, parse_entrypoint, settings_options, show_packed
 from p2pdist.model.errors import P2PDistError, UsageError
@@ -33,7 +34,7 @@ in the caller's PATH alone."""
 
 
 @click.command("import")
-@click.argument("source")
+@click.argument("source", shell_complete=offer_files)
 @click.argument("name", metavar="[NAME:TAG]", required=False)
 @click.option("-t", "--tag", metavar="NAME:TAG", help="What to call the package.")
 @click.option("--image", default="", metavar="NAME", help="Which image, where there are several: name, tag or digest.")

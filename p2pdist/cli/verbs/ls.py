@@ -13,6 +13,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.services import (
+    TORRENT_PREFIX,
     default_layout,
     elsewhere_options,
     opened_elsewhere,
@@ -23,9 +24,6 @@ from p2pdist.model.errors import NotFound, P2PDistError, Unavailable
 
 READS_MAX = 8
 """Manifests that are read at a time for the sizes of packages."""
-
-TORRENTS = "torrent:"
-"""How references to torrents begin, which p2pdist made of packages and files: people did not."""
 
 SORTS = ("name", "size", "date")
 
@@ -84,8 +82,8 @@ def command(
         output.print_json(packages)
         return
     tagged = {entry["digest"] for entry in packages if "@" not in entry["reference"]}
-    if not (pattern or "").startswith(TORRENTS):
-        packages = [entry for entry in packages if not entry["reference"].startswith(TORRENTS)]
+    if not (pattern or "").startswith(TORRENT_PREFIX):
+        packages = [entry for entry in packages if not entry["reference"].startswith(TORRENT_PREFIX)]
     # A package that was asked for by its digest too is one package.
     packages = [entry for entry in packages if "@" not in entry["reference"] or entry["digest"] not in tagged]
     if output.is_quiet():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import click
 
@@ -11,6 +12,7 @@ from p2pdist.cli.options import parse_share
 from p2pdist.cli.services import hosts_options, tracker_option
 from p2pdist.model.errors import P2PDistError, Unavailable, UsageError
 from p2pdist.model.image import canonical_reference
+from p2pdist.model.messages import PRESEED_ID
 from p2pdist.model.preseed import PreseedRequest, PreseedSummary, Progress
 from p2pdist.model.units import parse_duration
 
@@ -24,6 +26,16 @@ SAID_S = 5.0
 
 WAITING_NAMED_MAX = 5
 FAILURES_SHOWN_MAX = 20
+
+
+def _checked(ctx: click.Context, param: click.Parameter, identifier: str | None) -> str | None:
+    """The name that a preseed is given. Raises UsageError for what cannot be one."""
+    if identifier and not re.match(PRESEED_ID, identifier):
+        raise UsageError(
+            f"{identifier[:200]!r} cannot be the ID of a preseed",
+            remedy="Write up to 128 letters, digits, dots, underscores and hyphens, such as nightly-42",
+        )
+    return identifier
 
 
 @click.command("preseed")
@@ -48,7 +60,13 @@ FAILURES_SHOWN_MAX = 20
     help="Of an image, for all hosts alike  [default: each host's own].",
 )
 @click.option("--callback", metavar="URL", help="Have the tracker tell this URL of the end; it must allow the host.")
-@click.option("--id", "identifier", metavar="ID", help="A name of your own: asking again with it changes nothing.")
+@click.option(
+    "--id",
+    "identifier",
+    metavar="ID",
+    callback=_checked,
+    help="A name of your own: asking again with it changes nothing.",
+)
 @click.option("--wait", is_flag=True, help="Wait until the quorum of hosts holds the package.")
 @click.option("--quorum", default="100%", show_default=True, metavar="SHARE", help="With --wait, such as 99.9%.")
 @click.option("--cancel", metavar="ID", help="Release the hosts of this preseed.")
@@ -102,8 +120,8 @@ def command(
         count,
         replicas,
         "start" if priority == "start" else "preseed",
-        parse_duration(deadline) if deadline else None,
-        parse_duration(ttl) if ttl else None,
+        parse_duration(deadline) if deadline is not None else None,
+        parse_duration(ttl) if ttl is not None else None,
         platform or None,
         callback or None,
     )

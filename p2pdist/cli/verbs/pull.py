@@ -102,11 +102,18 @@ def _pull_all(
 
 
 def _hint(error: NotFound, name: str, client: Any) -> None:
-    """Name what is on this host and was perhaps meant."""
+    """Say that the package was packed here and not pushed, or name what is on this host and was
+    perhaps meant."""
     from p2pdist.cli.references.search import names_here
 
     error.details.setdefault("reference", name)
-    add_hint(error, names_here(client, default_layout()))
+    names = names_here(client, default_layout())
+    if error.details["reference"] in names:
+        origin = str(error.details.get("origin", ""))
+        origin = "URL" if not origin or origin.startswith("http") else origin  # web servers take no pushes
+        error.remedy = f"It was packed on this host, but not pushed there: p2pdist push {name} --origin {origin}"
+    else:
+        add_hint(error, names, "on this host")
 
 
 def _document(status: PullStatus) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
+from p2pdist.cli.references.names import offer_files
 from p2pdist.cli.services import (
     HOW_HELP,
     check_seen,
@@ -70,7 +71,7 @@ _OTHER_MOUNTS = (
 @unchecked_socket_option
 @output.quiet_options
 @click.argument("reference", metavar="REF|DIRECTORY")
-@click.argument("arguments", metavar="[-- ARG...]", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", metavar="[-- ARG...]", nargs=-1, type=click.UNPROCESSED, shell_complete=offer_files)
 def command(
     reference: str,
     arguments: tuple[str, ...],

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from p2pdist.cli import output
-from p2pdist.cli.options import parse_rate, parse_ratio, parse_share, parse_time
+from p2pdist.cli.options import OutputFile, parse_rate, parse_ratio, parse_share, parse_time
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.units import parse_size
 
@@ -31,7 +31,7 @@ HOSTS_MAX = 200_000
 RUNS_MAX = 100_000
 TRACKERS_MAX = 32
 TRACKER_AWAY_S = 1.0
-FILE = click.Path(dir_okay=False, path_type=Path)
+FILE = OutputFile()
 GARBAGE_THRESHOLD = 500_000
 """A run makes little garbage that counting references does not free, and looking for it among
 millions of objects takes long."""

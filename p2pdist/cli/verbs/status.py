@@ -13,7 +13,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.services import socket_option, tracker_client
 from p2pdist.cli.tracker_access import token_option
-from p2pdist.model.errors import NotFound, Unavailable
+from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import LazyStatus, MountStatus
 
 PULLS_SHOWN = 5
@@ -255,11 +255,14 @@ def _tracker(urls: str, *, as_json: bool) -> None:
 
 
 async def _ask(urls: str) -> dict[str, Any]:
+    from p2pdist.client.access import NoTracker
+
     async with tracker_client(urls) as client:
-        health = await client.ask("GET", "/readyz")
-        hosts, swarms = await client.ask("GET", "/v1/hosts"), await client.ask("GET", "/v1/swarms")
+        health = await client.ask("GET", "/readyz", fields=["policies"])
+        rows = list[dict[str, Any]]
+        hosts, swarms = await client.send("GET", "/v1/hosts", rows), await client.send("GET", "/v1/swarms", rows)
         preseeds: list[dict[str, Any]] = []
-        with suppress(NotFound):  # a tracker that takes none
-            preseeds = await client.ask("GET", "/v1/preseeds")
+        with suppress(NoTracker):  # a tracker that takes none
+            preseeds = await client.send("GET", "/v1/preseeds", rows)
         answered = client.answered
     return {"tracker": answered, **health, "hosts": hosts, "swarms": swarms, "preseeds": preseeds}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -85,10 +87,9 @@ def _print(state: FleetState, *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    console.print(picture(state))
+    terminal, text = sys.stdout.isatty(), io.StringIO()
+    Console(file=text, force_terminal=terminal, width=None if terminal else PLAIN_WIDTH).print(picture(state))
+    click.echo(text.getvalue(), nl=False)
 
 
 async def _watch(urls: list[str], swarm: str, stripe: int, *, as_json: bool) -> None:

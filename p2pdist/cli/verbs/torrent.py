@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
+from p2pdist.cli.options import OutputFile
 from p2pdist.cli.services import origin_option, required_origin
 from p2pdist.model.digest import is_digest, parse_digest
 from p2pdist.model.errors import UsageError
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tracker", metavar="URL", help="With -o: the tracker that the file shall name, such as http://tracker:7070."
 )
-@click.option(
-    "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), help="Also write a .torrent file."
-)
+@click.option("-o", "--output", "file", type=OutputFile(), help="Also write a .torrent file.")
 @click.option(
     "--version",
     type=click.Choice(["1", "2"]),

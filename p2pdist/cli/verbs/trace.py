@@ -18,10 +18,14 @@ from urllib.parse import urlencode
 import click
 
 from p2pdist.cli import output
+from p2pdist.cli.options import OutputFile
+from p2pdist.cli.references.names import offer_files
 from p2pdist.cli.services import tracker_option
 from p2pdist.model.errors import Corrupt, NotFound, UsageError, printable
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from p2pdist.model.trace import Trace
 
 NAMED_MAX = 20
@@ -54,12 +58,21 @@ class _Trace(click.Command):
             formatter.write_dl([(name, each.get_short_help_str(100)) for name, each in self.subcommands.items()])
 
 
+def _offered(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+    """For a shell: the subcommands for the first word, and files."""
+    from click.shell_completion import CompletionItem
+
+    parts = [] if ctx.params.get("arguments") else _traces.list_commands(ctx)
+    named = [CompletionItem(name) for name in parts if name.startswith(incomplete)]
+    return [*named, *offer_files(ctx, param, incomplete)]
+
+
 @click.command("trace", cls=_Trace, context_settings={"allow_interspersed_args": False})
 @click.option(
     "-o",
     "--output",
     "file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     default=Path("p2pdist-trace.json"),
     show_default=True,
     help="Where to write the trace.",
@@ -70,7 +83,9 @@ class _Trace(click.Command):
     help="The directory whose files are recorded.  [default: $P2PDIST_ROOT, else the working directory]",
 )
 @output.json_option
-@click.argument("arguments", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED, required=True)
+@click.argument(
+    "arguments", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED, required=True, shell_complete=_offered
+)
 def command(arguments: tuple[str, ...], file: Path, root: Path | None, as_json: bool) -> int:
     """Run CMD, record which files below a directory it and its children use, and end with its exit
     code.
@@ -174,7 +189,7 @@ def show(reference: str, entry: str | None, tracker: str, as_json: bool) -> None
     "-o",
     "--output",
     "file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     required=True,
     help="Where to write the trace.",
 )
@@ -221,7 +236,7 @@ def import_(reference: str, file: Path, entry: str, tracker: str, as_json: bool)
     trace = read_trace_file(file)
     data = base64.b64encode(encode_trace(trace)).decode()
     body = {"reference": reference, "entry": check_entry(entry), "trace": data, "host": IMPORTED}
-    asyncio.run(_ask(tracker, "POST", "/v1/traces", body))
+    asyncio.run(_put(tracker, body))
     if as_json:
         output.print_json({"package": reference, "entry": entry, "chunks": trace.chunks})
     else:
@@ -248,16 +263,19 @@ def read_trace_file(file: Path) -> Trace:
         raise Corrupt(f"{file}: {error.what}", remedy=remedy) from error
 
 
-async def _ask(tracker: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+async def _put(tracker: str, body: dict[str, Any]) -> None:
     from p2pdist.cli.services import tracker_client
 
     async with tracker_client(tracker) as client:
-        return await client.ask(method, path, body)
+        await client.ask("POST", "/v1/traces", body, fields=["chunks"])
 
 
 async def _listed(tracker: str, reference: str | None) -> list[dict[str, Any]]:
+    from p2pdist.cli.services import tracker_client
+
     query = f"?{urlencode({'reference': reference})}" if reference else ""
-    answer = await _ask(tracker, "GET", f"/v1/traces/entries{query}")
+    async with tracker_client(tracker) as client:
+        answer = await client.ask("GET", f"/v1/traces/entries{query}", fields=["traces"])
     return list(answer["traces"])
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from urllib.parse import quote
 
 import click
 
 from p2pdist.cli import output
 from p2pdist.cli.services import tracker_client, tracker_named, tracker_option
+
+SHOWN = ("epoch", "me", "trackers", "pins", "problem", "age_s")
+"""What a tracker says of its cluster."""
 
 
 @click.group("trackers", invoke_without_command=True)
@@ -28,7 +30,7 @@ def command(ctx: click.Context, tracker: str, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    answer = asyncio.run(_ask(tracker, "GET", "/v1/trackers"))
+    answer = asyncio.run(_answer(tracker))
     if as_json:
         output.print_json(answer)
     else:
@@ -48,7 +50,7 @@ def drain(ctx: click.Context, tracker_id: str, tracker: str, as_json: bool) -> N
     Example:
       p2pdist trackers drain tracker-2
     """
-    asyncio.run(_ask(tracker_named(ctx, tracker), "POST", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
+    asyncio.run(_order("POST", tracker_named(ctx, tracker), tracker_id))
     if output.wants_json(ctx, as_json):
         output.print_json({"tracker": tracker_id, "draining": True})
     else:
@@ -67,7 +69,7 @@ def fill(ctx: click.Context, tracker_id: str, tracker: str, as_json: bool) -> No
     Example:
       p2pdist trackers fill tracker-2
     """
-    asyncio.run(_ask(tracker_named(ctx, tracker), "DELETE", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
+    asyncio.run(_order("DELETE", tracker_named(ctx, tracker), tracker_id))
     if output.wants_json(ctx, as_json):
         output.print_json({"tracker": tracker_id, "draining": False})
     else:
@@ -91,6 +93,15 @@ def _show(answer: dict[str, Any]) -> None:
         output.line(f"{answer['problem']}; this is as it was {answer['age_s']:.0f} s ago")
 
 
-async def _ask(tracker: str, method: str, path: str) -> Any:
+async def _answer(tracker: str) -> dict[str, Any]:
     async with tracker_client(tracker) as client:
-        return await client.ask(method, path)
+        answer: dict[str, Any] = await client.ask("GET", "/v1/trackers", fields=SHOWN)
+        return answer
+
+
+async def _order(method: str, tracker: str, tracker_id: str) -> None:
+    """Begin a drain with POST, end it with DELETE."""
+    from p2pdist.client.tracker import segment
+
+    async with tracker_client(tracker) as client:
+        await client.send(method, f"/v1/trackers/{segment(tracker_id)}/drain", type(None))

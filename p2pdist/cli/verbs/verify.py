@@ -34,7 +34,7 @@ def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> 
     Example:
       p2pdist verify --limit 200MB/s
     """
-    request = VerifyRequest(not no_repair, parse_rate(limit) if limit else None)
+    request = VerifyRequest(not no_repair, parse_rate(limit) if limit is not None else None)
     with output.Progress(quiet=as_json) as progress:
         verified = _verify(request, socket, progress)
     if as_json:

@@ -34,6 +34,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
+from p2pdist.files import own_descriptor
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError, remedy_of
 from p2pdist.model.manifest import Config, search_path
 from p2pdist.model.tree import HOLE_BYTES, data_ranges
@@ -406,10 +407,11 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `output`, or of the file that a link of this name leads
     to, when the block ends well. `mode` is lessened by the umask. Where the file system has unnamed
     files, nothing is left of one whose process is killed. A FIFO or a device stays what it is and
-    is written to; so is a file of which another name cannot take the place. Raises DiskFull or
-    P2PDistError."""
-    if is_stream(output) or _is_fixed(output):
-        with _stream(output) as stream:
+    is written to; so is a file of which another name cannot take the place, and what a descriptor
+    of this process leads to, as /dev/stdout names one. Raises DiskFull or P2PDistError."""
+    descriptor = own_descriptor(output)
+    if descriptor is not None or is_stream(output) or _is_fixed(output):
+        with _stream(output, descriptor) as stream:
             yield stream
         return
     output = Path(os.path.realpath(output))
@@ -481,9 +483,10 @@ def is_stream(output: Path) -> bool:
 
 
 @contextmanager
-def _stream(output: Path) -> Iterator[IO[bytes]]:
+def _stream(output: Path, descriptor: int | None) -> Iterator[IO[bytes]]:
+    """What a path leads to; with `descriptor`, which it is a name of, where that one stands."""
     try:
-        with output.open("wb") as file:
+        with output.open("wb") if descriptor is None else open(os.dup(descriptor), "wb") as file:
             yield file
     except OSError as error:
         raise P2PDistError(f"cannot write {output}: {error.strerror}", remedy="Name another file with -o") from error

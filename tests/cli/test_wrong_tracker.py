@@ -1,0 +1,133 @@
+"""What commands say of an address that is no tracker's, and of names that cannot be sent to one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import programs
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from p2pdist.credentials.exchange import in_words
+from p2pdist.transfer.problems import problems
+
+NOT_TEXT = "caf\udce9"
+"""`café` in ISO-8859-1, as an argument of Python."""
+
+
+@asynccontextmanager
+async def served(app: web.Application) -> AsyncIterator[str]:
+    """The URL of a server on loopback."""
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def answering(data: bytes) -> AsyncIterator[str]:
+    """The URL of what answers anything with the same bytes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n")
+        writer.write(data)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def run(words: str, url: str) -> tuple[int, str, str]:
+    done = await asyncio.to_thread(programs.run, *words.split(), "--tracker", url)
+    return done.returncode, done.stdout, done.stderr
+
+
+ASKING = [
+    "hosts",
+    "hosts drain h1",
+    "hosts fill h1",
+    "trackers",
+    "trackers drain t1",
+    "status",
+    "trace ls",
+    "trace show a:v1",
+    "rank a:v1",
+    "preseed --list",
+    "events",
+]
+
+
+@pytest.mark.parametrize("words", ASKING)
+async def test_what_answers_otherwise_is_no_tracker_and_nothing_was_done(words: str) -> None:
+    """As a web server does that answers everything with 200."""
+
+    async def anything(request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", anything)
+    async with served(app) as url:
+        code, out, errors = await run(words, url)
+    assert (code, out) == (5, "")
+    assert "tracker" in errors and "unexpected" not in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [*ASKING, "top --once", "events --follow"])
+async def test_an_agent_is_not_taken_for_a_tracker(words: str) -> None:
+    """It has none of a tracker's routes; the next of several addresses is asked."""
+    async with served(web.Application(middlewares=[problems])) as url:
+        code, out, errors = await run(words, url)
+        both = await run("hosts", f"{url},http://127.0.0.1:1")
+    assert (code, out) == (5, "")
+    assert f"{url} is no tracker" in errors and "an agent has another port" in errors
+    assert both[0] == 5 and "http://127.0.0.1:1 does not answer" in both[2]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "what answers there speaks no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 200\r\n\r\n[]", "it broke the connection"),
+    ],
+)
+async def test_what_breaks_the_protocol_is_said_in_plain_words(data: bytes, reason: str) -> None:
+    async with answering(data) as url:
+        code, _, errors = await run("hosts", url)
+    assert code == 5 and f"does not answer: {reason}. " in errors
+
+
+@pytest.mark.parametrize(("status", "words"), [(404, "it is no tracker, as an agent is none"), (401, "--join-file")])
+def test_an_agent_says_why_it_gets_no_session(status: int, words: str) -> None:
+    request = aiohttp.RequestInfo(URL("http://h/"), "GET", CIMultiDictProxy(CIMultiDict()), URL("http://h/"))
+    error = aiohttp.WSServerHandshakeError(request, (), status=status)
+    assert words in in_words(error)
+
+
+async def test_a_tracker_without_tls_is_said_once() -> None:
+    async with served(web.Application()) as url:
+        code, _, errors = await run("hosts", url.replace("http:", "https:"))
+    assert code == 5 and "does not answer: it speaks no TLS. Write http:// in --tracker" in errors
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("hosts", "show", NOT_TEXT),
+        ("report", NOT_TEXT),
+        ("evict", "a:v1", "--host", NOT_TEXT),
+        ("preseed", "a:v1", "--host", NOT_TEXT),
+        ("trackers", "drain", NOT_TEXT),
+    ],
+)
+def test_a_name_that_is_no_text_is_wrong_usage(words: tuple[str, ...]) -> None:
+    done = programs.run(*words, "--tracker", "http://127.0.0.1:1")
+    assert (done.returncode, done.stderr) == (2, "p2pdist: 'caf\\xe9' is not UTF-8. Write this name in UTF-8\n")
