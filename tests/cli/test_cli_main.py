@@ -221,6 +221,21 @@ def test_the_unexpected_is_one_line(
     assert debug or said.count("\n") == 1
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_neither_the_unexpected_nor_its_traceback_shows_a_secret(
+    debug: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library of a storage names the whole URL, with the signature that opens it."""
+    monkeypatch.setenv("P2PDIST_DEBUG", "1" if debug else "0")
+    try:
+        raise RuntimeError("GET http://user:S3cr3t@host/index.json?sv=1&sig=S1gn4ture failed\nto GET ?sig=S1gn4ture")
+    except RuntimeError as error:
+        output.report(error, as_json=False)
+    said = capsys.readouterr().err
+    assert "host/index.json" in said
+    assert not [secret for secret in ("S3cr3t", "S1gn4ture") if secret in said]
+
+
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
