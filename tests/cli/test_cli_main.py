@@ -442,6 +442,34 @@ def test_a_secret_on_the_command_line_is_written_over_and_warned_of() -> None:
         assert secret not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("url", "mode", "warns"),
+    [
+        ("http://deploy:S3cr3t@127.0.0.1:1/", 0o644, True),
+        ("http://127.0.0.1:1/pk?sig=S3cr3t", 0o604, True),
+        ("http://deploy:S3cr3t@127.0.0.1:1/", 0o640, False),
+        ("http://127.0.0.1:1/", 0o644, False),
+    ],
+)
+def test_a_file_with_a_secret_that_all_users_may_read_is_warned_of(
+    tmp_path: Path, url: str, mode: int, warns: bool
+) -> None:
+    """For a command, and for a daemon in its log, which ends here since it cannot listen."""
+    config, origin = tmp_path / "p2pdist.toml", tmp_path / "origin"
+    config.write_text(f'origin = "{url}"\n')
+    origin.write_text(url)
+    config.chmod(mode)
+    origin.chmod(mode)
+    for words, file in (
+        (("resolve", "a:b", "--config", config), config),
+        (("tracker", "--listen", "192.0.2.1:1", "--no-discovery", "--config", config), config),
+        (("tracker", "--listen", "192.0.2.1:1", "--no-discovery", "--origin-file", origin), origin),
+    ):
+        said = run(*words).stderr
+        assert (f"{file}" in said and "chmod o=" in said) == warns, said
+        assert "S3cr3t" not in said
+
+
 def test_what_is_no_secret_on_the_command_line_stays() -> None:
     done = run("resolve", "a:b", "--origin", "file:///nowhere", "--", "http://u:p@h/")
     assert "warning" not in done.stderr
