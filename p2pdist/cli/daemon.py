@@ -41,6 +41,7 @@ from p2pdist.model.address import address_text, on_this_machine, parse_address
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
 from p2pdist.model.request_id import REQUEST_ID
+from p2pdist.model.url import without_secrets
 from p2pdist.transfer.connections import (
     CONNECTIONS,
     HANDSHAKE_S_MAX,
@@ -53,19 +54,6 @@ from p2pdist.transfer.input import count_request
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "logfmt", "json")
 Format = Literal["text", "logfmt", "json"]
-HIDDEN = "***"
-
-_SECRETS = re.compile(
-    r"(?P<scheme>://)[^\s/?#'\"<>]*@"
-    r"|(?P<scheme_of>\bauthorization['\"]?\s*+[:=]\s*+['\"]?(?:(?:bearer|basic|digest|negotiate|token)\s+)?)[^\s'\",;]+"
-    r"|(?P<bearer>\b(?:bearer|basic)\s++)[A-Za-z0-9+/=._~-]{8,}"
-    r"|(?P<name>(?:password|passwd|passphrase|secret|token|signature|credential|api[_-]?key|access[_-]?key)[\w-]{0,64}+"
-    r"['\"]?\s*+[:=]\s*+['\"]?)[^\s&'\",;]+"
-    r"|(?P<sig>[?&]sig=)[^\s&'\"]+",
-    re.IGNORECASE,
-)
-"""Takes time in proportion to any text: other hosts choose some of it, and the event loop waits."""
-
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)} | {
     10: "\\n",
     13: "\\r",
@@ -139,13 +127,6 @@ def set_up_logging(level: str, form: Format = "text") -> None:
 def set_level(level: str) -> None:
     """Log from this level on."""
     logging.getLogger().setLevel(getattr(logging, level.upper()))
-
-
-def without_secrets(text: str) -> str:
-    """The text with credentials left out."""
-    return _SECRETS.sub(
-        lambda match: next(filter(None, match.groups()), "") + HIDDEN + ("@" if match["scheme"] else ""), text
-    )
 
 
 class _Lines(logging.Formatter):

@@ -404,7 +404,18 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
     values.update((key, value) for key, value in table.items() if key in settings)
     global _json_configured  # noqa: PLW0603 # a process runs one command; its failure is reported outside of it
     _json_configured = values.get("json") is True
+    _warn_of_readers(file, values.values(), path)
     ctx.default_map = {settings[key].name or "": _as_given(settings[key], value) for key, value in values.items()}
+
+
+def _warn_of_readers(file: Path, values: Iterable[Any], path: tuple[str, ...]) -> None:
+    """Warn of a URL with a password in a file that every user of the host may read. A group may be
+    the service's own."""
+    from p2pdist.model.url import secrets_in
+
+    secret = any(isinstance(value, str) and "://" in value and secrets_in(value) for value in values)
+    if secret and file.stat().st_mode & stat.S_IROTH:
+        _warn(f"{file} holds a password or signature, and every user of this host may read it: chmod o= it", path)
 
 
 def _is_table(value: Any) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ import click
 from p2pdist.files import PIPE_S, read_content
 from p2pdist.model.errors import UsageError
 from p2pdist.model.units import parse_rate
+from p2pdist.model.url import secrets_in
 
 __all__ = ["parse_rate", "parse_ratio", "parse_share", "parse_time"]
 
@@ -149,7 +151,7 @@ def _read_origin(context: click.Context, _: click.Parameter, file: Path | None) 
     if context.params.get("origin"):
         raise UsageError("both --origin and --origin-file are given", remedy="Give one of them")
     try:
-        text = read_content(file, ORIGIN_URL_BYTES_MAX, pipe_s=PIPE_S).data
+        text, mode = read_content(file, ORIGIN_URL_BYTES_MAX, pipe_s=PIPE_S)
         url = text.decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it holds no text"
@@ -158,6 +160,10 @@ def _read_origin(context: click.Context, _: click.Parameter, file: Path | None) 
         ) from error
     if not url or len(text) > ORIGIN_URL_BYTES_MAX or len(url.split()) > 1:
         raise UsageError(f"--origin-file {file} holds no URL alone", remedy="Write the URL there, in one line")
+    if mode & stat.S_IROTH and secrets_in(url):
+        from p2pdist.cli import daemon
+
+        daemon.EARLY.append(f"every user of this host may read the password in --origin-file {file}: chmod o= it")
     context.params["origin"] = url
 
 

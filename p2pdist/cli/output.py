@@ -20,6 +20,7 @@ import msgspec
 
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen, printable
 from p2pdist.model.manifest import CATALOG_TYPE, SEALED_TYPE, Descriptor
+from p2pdist.model.url import without_secrets
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -253,7 +254,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
     if isinstance(error, click.ClickException):
         return _report_usage(error, as_json=as_json)
     if os.environ.get("P2PDIST_DEBUG") == "1":
-        traceback.print_exception(error)
+        _lines(without_secrets("".join(traceback.format_exception(error)).rstrip()))
     if isinstance(error, P2PDistError):
         failure = error
     elif isinstance(error, FileNotFoundError) and not _has_directory():
@@ -268,7 +269,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
         # Arguments are bytes (os.fsdecode); what is sent on as JSON or in a URL is text.
         failure = UsageError(f"'{printable(error.object[:80])}' is not UTF-8", remedy="Write this name in UTF-8")
     else:
-        message = str(error).split("\n", 1)[0][:300]
+        message = without_secrets(str(error).split("\n", 1)[0])[:300]
         failure = P2PDistError(
             f"unexpected {type(error).__name__}{': ' if message else ''}{message}",
             remedy="Set P2PDIST_DEBUG=1 to see where it happened",

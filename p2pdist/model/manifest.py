@@ -41,6 +41,10 @@ SEALED_TYPE = "application/vnd.p2pdist.sealed.v1"
 BLOB_TYPE = "application/octet-stream"
 PIECES_TYPE = "application/vnd.p2pdist.pieces.v1"
 
+_IMAGE_CONFIG_TYPES = frozenset(
+    {"application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json"}
+)
+_PUSH_AGAIN = "Pack and push it again"
 _PARTS = frozenset({CATALOG_TYPE, PACK_TYPE, SEALED_TYPE})
 
 TITLE = "org.opencontainers.image.title"
@@ -85,7 +89,7 @@ class Descriptor:
         """Digest of the blob's piece list; raises Corrupt when the descriptor names none."""
         digest = self.annotations.get(PIECES_DIGEST, "")
         if not is_digest(digest):
-            raise Corrupt(f"the manifest names no piece list for {self.digest}", remedy="Pack and push it again")
+            raise Corrupt(f"the manifest names no piece list for {self.digest}", remedy=_PUSH_AGAIN)
         return Digest(digest)
 
     @property
@@ -95,7 +99,7 @@ class Descriptor:
         text = self.annotations.get(PIECES_SIZE, "")
         piece_size = int(text) if text.isdecimal() and len(text) < 12 else 0
         if piece_size & (piece_size - 1) or not PIECE_SIZE_MIN <= piece_size <= PIECE_SIZE_MAX:
-            raise Corrupt(f"the manifest states piece size {text!r} for {self.digest}")
+            raise Corrupt(f"the manifest states piece size {text[:20]!r} for {self.digest}", remedy=_PUSH_AGAIN)
         return PieceLayout(self.size, piece_size)
 
 
@@ -208,6 +212,17 @@ class _Manifest(msgspec.Struct, rename="camel"):
     artifact_type: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class _OutlinedConfig(msgspec.Struct, frozen=True, rename="camel"):
+    media_type: str = ""
+
+
+class _Outline(msgspec.Struct):
+    """What tells an image from a package."""
+
+    config: _OutlinedConfig = _OutlinedConfig()
+    manifests: list[Any] = []
+
+
 class _Execution(msgspec.Struct, rename="pascal", omit_defaults=True):
     entrypoint: list[str] = []
     env: list[str] = []
@@ -245,6 +260,29 @@ def _descriptor(plain: _Descriptor) -> Descriptor:
 def decode_manifest(data: bytes) -> Manifest:
     """Parse and check a manifest; raises Corrupt. Every layer and part must have a piece list of
     the right size among the layers."""
+    try:
+        return _decode_manifest(data)
+    except Corrupt as error:
+        if _is_image(data):
+            what = f"{digest_of(data)} is a container image, and no package"
+            raise Corrupt(what, remedy="p2pdist import makes a package of it") from error
+        error.remedy = error.remedy or _PUSH_AGAIN
+        raise
+
+
+def _is_image(data: bytes) -> bool:
+    """Whether these are the bytes of a container image's manifest, or of an index of manifests,
+    which other tools may have copied to where packages are looked for."""
+    if len(data) > MANIFEST_BYTES_MAX:
+        return False
+    try:
+        outline = msgspec.json.decode(data, type=_Outline)
+    except UNDECODABLE:
+        return False
+    return bool(outline.manifests) or outline.config.media_type in _IMAGE_CONFIG_TYPES
+
+
+def _decode_manifest(data: bytes) -> Manifest:
     if len(data) > MANIFEST_BYTES_MAX:
         raise Corrupt(f"a manifest of {len(data)} bytes is over the limit of {MANIFEST_BYTES_MAX}")
     try:
@@ -317,11 +355,12 @@ def decode_config(data: bytes) -> Config:
     try:
         plain = msgspec.json.decode(data, type=_Config).config
     except UNDECODABLE as error:
-        raise Corrupt(f"{digest_of(data)} is not a package config: {error}") from error
+        raise Corrupt(f"{digest_of(data)} is not a package config: {error}", remedy=_PUSH_AGAIN) from error
     if any("=" not in entry or "\0" in entry for entry in plain.env):
-        raise Corrupt(f"the config {digest_of(data)} holds an impossible environment entry")
+        raise Corrupt(f"the config {digest_of(data)} holds an impossible environment entry", remedy=_PUSH_AGAIN)
     if any("\0" in text for text in (*plain.entrypoint, plain.working_dir)):
-        raise Corrupt(f"the config {digest_of(data)} holds a zero byte, which no program can be called with")
+        what = f"the config {digest_of(data)} holds a zero byte, which no program can be called with"
+        raise Corrupt(what, remedy=_PUSH_AGAIN)
     return Config(tuple(plain.entrypoint), tuple(plain.env), plain.working_dir)
 
 

@@ -16,6 +16,19 @@ _HTTP = re.compile(
     r"https?://([^/?#@]*@)?(?P<host>\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[^\s:/?#@\[\]]+)(:(?P<port>\d{1,5}))?([/?#].*)?\Z",
     re.IGNORECASE,
 )
+HIDDEN = "***"
+
+_SECRETS = re.compile(
+    r"(?P<scheme>://)[^\s/?#'\"<>]*@"
+    r"|(?P<scheme_of>\bauthorization['\"]?\s*+[:=]\s*+['\"]?(?:(?:bearer|basic|digest|negotiate|token)\s+)?)[^\s'\",;]+"
+    r"|(?P<bearer>\b(?:bearer|basic)\s++)[A-Za-z0-9+/=._~-]{8,}"
+    r"|(?P<name>(?:password|passwd|passphrase|secret|token|signature|credential|api[_-]?key|access[_-]?key)[\w-]{0,64}+"
+    r"['\"]?\s*+[:=]\s*+['\"]?)[^\s&'\",;]+"
+    r"|(?P<sig>[?&]sig=)[^\s&'\"]+",
+    re.IGNORECASE,
+)
+"""Takes time in proportion to any text: other hosts choose some of it, and the event loop waits."""
+
 PORT_MAX = 65535
 LABEL_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 63, 253
 """Of a host's name (RFC 1035, 2.3.4)."""
@@ -66,6 +79,13 @@ def secrets_in(url: str) -> list[str]:
     if scheme.lower().startswith("postgres") and "password" not in query.lower():
         query = ""
     return [part for part in (user.removesuffix("@") if ":" in user else "", query) if part]
+
+
+def without_secrets(text: str) -> str:
+    """The text with credentials left out."""
+    return _SECRETS.sub(
+        lambda match: next(filter(None, match.groups()), "") + HIDDEN + ("@" if match["scheme"] else ""), text
+    )
 
 
 def _user(rest: str) -> str:

@@ -138,6 +138,27 @@ async def test_what_others_keep_from_fitting_may_fit_later(start: Start, origin:
     assert (await pulled(agent, package=str(TAG))).error is None
 
 
+@pytest.mark.parametrize(
+    ("owner", "way"),
+    [
+        ("preseed:nightly-42", "p2pdist preseed --cancel nightly-42"),
+        ("policy:app:v1", "have the tracker's policies keep app:v1 no more"),
+        ("slurm-77", "p2pdist slurm epilog --job 77"),
+        ("scheduler", "wait for scheduler to unpin it"),
+    ],
+)
+async def test_what_ends_a_pin_is_said_of_each_kind(start: Start, origin: LocalLayout, owner: str, way: str) -> None:
+    """`p2pdist pin --remove` ends an operator's pins alone."""
+    await push(origin, TAG, [os.urandom(2 * PIECE)])
+    agent = await start()
+    package = (await pulled(agent, package=str(TAG))).package
+    assert package is not None
+    agent.store.pins.pin(package.manifest.layers[0].digest, owner)
+    with pytest.raises(Conflict, match="is pinned by") as pinned:
+        await agent.maintenance.remove(str(TAG))
+    assert pinned.value.remedy == f"Unpin it first: {way}"
+
+
 async def test_a_blob_by_itself_is_listed_pinned_verified_and_removed(
     start: Start, origin: LocalLayout, tmp_path: Path
 ) -> None:

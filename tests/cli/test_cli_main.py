@@ -221,6 +221,21 @@ def test_the_unexpected_is_one_line(
     assert debug or said.count("\n") == 1
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_neither_the_unexpected_nor_its_traceback_shows_a_secret(
+    debug: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library of a storage names the whole URL, with the signature that opens it."""
+    monkeypatch.setenv("P2PDIST_DEBUG", "1" if debug else "0")
+    try:
+        raise RuntimeError("GET http://user:S3cr3t@host/index.json?sv=1&sig=S1gn4ture failed\nto GET ?sig=S1gn4ture")
+    except RuntimeError as error:
+        output.report(error, as_json=False)
+    said = capsys.readouterr().err
+    assert "host/index.json" in said
+    assert not [secret for secret in ("S3cr3t", "S1gn4ture") if secret in said]
+
+
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
@@ -449,6 +464,34 @@ def test_a_secret_on_the_command_line_is_written_over_and_warned_of() -> None:
     assert "P2PDIST_ORIGIN" in done.stderr
     for secret in ("S3cr3t", "TOKEN", "HIDDEN"):
         assert secret not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "mode", "warns"),
+    [
+        ("http://deploy:S3cr3t@127.0.0.1:1/", 0o644, True),
+        ("http://127.0.0.1:1/pk?sig=S3cr3t", 0o604, True),
+        ("http://deploy:S3cr3t@127.0.0.1:1/", 0o640, False),
+        ("http://127.0.0.1:1/", 0o644, False),
+    ],
+)
+def test_a_file_with_a_secret_that_all_users_may_read_is_warned_of(
+    tmp_path: Path, url: str, mode: int, warns: bool
+) -> None:
+    """For a command, and for a daemon in its log, which ends here since it cannot listen."""
+    config, origin = tmp_path / "p2pdist.toml", tmp_path / "origin"
+    config.write_text(f'origin = "{url}"\n')
+    origin.write_text(url)
+    config.chmod(mode)
+    origin.chmod(mode)
+    for words, file in (
+        (("resolve", "a:b", "--config", config), config),
+        (("tracker", "--listen", "192.0.2.1:1", "--no-discovery", "--config", config), config),
+        (("tracker", "--listen", "192.0.2.1:1", "--no-discovery", "--origin-file", origin), origin),
+    ):
+        said = run(*words).stderr
+        assert (f"{file}" in said and "chmod o=" in said) == warns, said
+        assert "S3cr3t" not in said
 
 
 def test_what_is_no_secret_on_the_command_line_stays() -> None:

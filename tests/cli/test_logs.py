@@ -31,9 +31,10 @@ from ports import free_port
 from programs import Program
 
 from p2pdist.cli import daemon as daemon_module
-from p2pdist.cli.daemon import FORMATS, HIDDEN, _Lines, _note_request, without_secrets
+from p2pdist.cli.daemon import FORMATS, _Lines, _note_request
 from p2pdist.model.errors import NotFound
 from p2pdist.model.request_id import CHARACTERS_MAX, REQUEST_ID, is_sane, passed_on
+from p2pdist.model.url import HIDDEN, without_secrets
 from p2pdist.transfer.problems import name_request, problems
 
 
@@ -131,7 +132,9 @@ def test_what_is_no_secret_stays(text: str) -> None:
 def test_what_strangers_send_costs_no_more_than_its_length(text: str) -> None:
     """Looking for secrets in a long line must not stop the event loop: with a look at each pair of
     its characters this takes hours."""
-    script = f"from p2pdist.cli.daemon import without_secrets; text = {text!r} * 20_000; assert without_secrets(text) == text"
+    script = (
+        f"from p2pdist.model.url import without_secrets; text = {text!r} * 20_000; assert without_secrets(text) == text"
+    )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 

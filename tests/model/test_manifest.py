@@ -105,6 +105,9 @@ BAD_MANIFESTS: dict[str, bytes] = {
         lambda document: document["layers"][0]["annotations"].update({PIECES_SIZE: "65537"})
     ),
     "piece size zero": change(lambda document: document["layers"][0]["annotations"].update({PIECES_SIZE: "0"})),
+    "piece size without end": change(
+        lambda document: document["layers"][0]["annotations"].update({PIECES_SIZE: "9" * 5000})
+    ),
     "piece size in words": change(lambda document: document["layers"][0]["annotations"].update({PIECES_SIZE: "many"})),
     "piece size in other digits": change(
         lambda document: document["layers"][0]["annotations"].update({PIECES_SIZE: "\u00b2"})
@@ -116,8 +119,30 @@ BAD_MANIFESTS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", BAD_MANIFESTS)
 def test_malformed_manifests_are_corrupt(name: str) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(Corrupt) as caught:
         decode_manifest(BAD_MANIFESTS[name])
+    assert "push it again" in caught.value.remedy
+    assert len(caught.value.what) < 300
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": DIGEST, "size": 2}},
+        {
+            "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+            "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "digest": DIGEST, "size": 2},
+        },
+        {"manifests": [{"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": DIGEST, "size": 2}]},
+    ],
+)
+def test_a_container_image_is_called_one(document: dict[str, object]) -> None:
+    """skopeo copies images to where packages are: packing anew would not help."""
+    layer = {"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": DIGEST, "size": 3}
+    data = json.dumps({"schemaVersion": 2, "layers": [layer], **document}).encode()
+    with pytest.raises(Corrupt, match="is a container image") as caught:
+        decode_manifest(data)
+    assert "p2pdist import" in caught.value.remedy
 
 
 def test_the_most_layers_are_allowed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from p2pdist.model.digest import Digest, is_digest
@@ -13,6 +13,9 @@ from p2pdist.model.manifest import Descriptor
 from p2pdist.model.platform import Platform
 from p2pdist.store.index import ImageRecord
 from p2pdist.store.store import BlobStore
+
+OWNERS_NAMED = 3
+"""Of those for which a package is pinned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +100,8 @@ class ImageInventory:
         for digest in going:  # nothing is removed of an image that must stay
             if owners := self._store.pins.owners(digest):
                 raise Conflict(
-                    f"{reference} is pinned by {', '.join(sorted(owners)[:3])}",
-                    remedy="Unpin it first: p2pdist pin --remove, or end the preseed that keeps it",
+                    f"{reference} is pinned by {', '.join(sorted(owners)[:OWNERS_NAMED])}",
+                    remedy=unpinning(owners),
                 )
             blob = self._store.get(digest)
             if blob is not None and blob.in_use:
@@ -116,6 +119,26 @@ def require_same(reference: str, digest: Digest, expected: Digest | None) -> Non
     """Raises Conflict where a reference names another package or image than the expected one."""
     if expected is not None and digest != expected:
         raise Conflict(f"{reference} names another package by now", remedy="p2pdist ls says which")
+
+
+def unpinning(owners: Iterable[str]) -> str:
+    """What ends pins of these owners: each kind has a way of its own, and the verb `pin` ends those
+    that it made."""
+    ways = []
+    for owner in sorted(owners)[:OWNERS_NAMED]:
+        kind, _, name = owner.partition(":")
+        job = owner.removeprefix("slurm-")
+        if kind == "pin":
+            ways.append(f"p2pdist pin --remove {name}")
+        elif kind == "preseed":
+            ways.append(f"p2pdist preseed --cancel {name}")
+        elif kind == "policy":
+            ways.append(f"have the tracker's policies keep {name} no more")
+        elif job != owner:
+            ways.append(f"p2pdist slurm epilog --job {job}")
+        else:
+            ways.append(f"wait for {owner} to unpin it")
+    return "Unpin it first: " + "; ".join(ways)
 
 
 def is_image(text: str) -> bool:

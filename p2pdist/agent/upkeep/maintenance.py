@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from p2pdist.agent.images.inventory import ImageInventory, is_image, require_same
+from p2pdist.agent.images.inventory import OWNERS_NAMED, ImageInventory, is_image, require_same, unpinning
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest, is_digest
@@ -268,8 +268,8 @@ class Maintenance:
         for blob in going:  # nothing is removed of a package that must stay
             if owners := self._store.pins.owners(blob.digest):
                 raise Conflict(
-                    f"a package with {blob.digest} is pinned by {', '.join(sorted(owners)[:3])}",
-                    remedy="Unpin it first: p2pdist pin --remove",
+                    f"a package with {blob.digest} is pinned by {', '.join(sorted(owners)[:OWNERS_NAMED])}",
+                    remedy=unpinning(owners),
                 )
             held = self._store.get(blob.digest)
             if (held is not None and held.in_use) or any(tree.root == blob.digest and tree.in_use for tree in trees):
