@@ -6,7 +6,7 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.member import Member
+from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.planning.planner import Planner
 from tracker.core.planning.slow_receivers import STAY_MAX_S, STAY_S, reclassify, relocate
 from tracker.core.repair.remedies import demote
@@ -280,3 +280,17 @@ def outside(swarm: Swarm, member: Member) -> bool:
     """Whether a host receives the first stripe from another rack, or from the origin."""
     parent = member.parents[0]
     return parent is not None and (not parent or swarm.members[parent].rack != member.rack)
+
+
+def test_a_starved_slow_receiver_receives_from_a_rescued_host_of_another_rack() -> None:
+    """Nobody has looked at that rack in this plan: the planner failed."""
+    swarm = Swarm(BLOB, LAYOUT)
+    for name, rack in (("root", "a"), ("rescued", "b"), ("starved", "a")):
+        swarm.add(name, [0, 512], slots=4, now=0.0, rack=rack, slow_receiver=name == "starved")
+    for name in ("root", "rescued"):
+        swarm.edges.attach(0, name, FROM_ORIGIN)
+    swarm.edges.rescue(0, "rescued")
+    swarm.members["rescued"].grant_slot(0)
+    swarm.starved["starved"] = None
+    Planner().plan(swarm, leases=1)
+    assert swarm.members["starved"].parents[0] == "rescued"

@@ -342,6 +342,7 @@ class _StripePass:
 
     def _attach(self, host: str, parent: str) -> None:
         member = self.swarm.members[host]
+        self.slots.attaching(member, parent)
         self.swarm.edges.attach(self.stripe, host, parent)
         self.slots.attached(member, parent)
         if self.swarm.layout.large and member.children[self.stripe] and host not in self.displaced:

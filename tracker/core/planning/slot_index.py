@@ -326,8 +326,16 @@ class SlotIndex(_RackSlots):
         self.grant(member)
         return member.host
 
+    def attaching(self, child: Member, parent: str) -> None:
+        """The child is about to get a parent: the racks of both are counted, so that `attached`
+        adds what this changes. The rack of a rescued host may not have been looked at before."""
+        self._rack(child.rack)
+        if parent != FROM_ORIGIN:
+            self._rack(self.swarm.members[parent].rack)
+
     def attached(self, child: Member, parent: str) -> None:
-        """The child has `parent` as its parent now, and can be a parent itself."""
+        """The child has `parent` as its parent now, and can be a parent itself. `attaching` came
+        before."""
         rack, upper = self._rack(child.rack), None
         if parent != FROM_ORIGIN:
             upper = self.swarm.members[parent]
