@@ -146,6 +146,30 @@ def test_a_stripe_that_its_holder_does_not_read_goes_to_a_host_with_another_one(
     assert "good" in swarm.edges.roots[0]
 
 
+def test_a_starved_host_that_reads_nothing_hands_its_lease_to_nobody() -> None:
+    """It has the lease besides the root of its site, which goes on: a third host read the stripe as
+    a second root."""
+    control, size = Control("root", "good", "starved"), 128 * PIECE
+    for host in ("root", "good", "starved"):
+        control.do(Received(control.numbers[host], Holding(REAL, size, PIECE, (0, 0))))
+    control.run(0.5)
+    swarm = control.fleet.swarms[REAL]
+    swarm.edges.set_now(control.now)
+    for stripe, reader in enumerate(("root", "good")):
+        for name in (*swarm.edges.roots[stripe], reader):
+            swarm.edges.detach(stripe, name)
+        swarm.edges.attach(stripe, reader, FROM_ORIGIN)
+    swarm.edges.detach(0, "starved")
+    swarm.edges.attach(0, "starved", FROM_ORIGIN)
+    swarm.edges.rescue(0, "starved")
+    for count in range(4, 33, 4):
+        control.do(Received(control.numbers["root"], Report((Advance(REAL, (count, 0)),))))
+        control.do(Received(control.numbers["good"], Report((Advance(REAL, (0, count)),))))
+        control.run(1.0)
+        assert "good" not in swarm.edges.roots[0]
+    assert list(swarm.edges.roots[0]) == ["root"]
+
+
 def test_an_origin_that_is_slow_for_all_moves_no_lease_soon() -> None:
     control = Control("h1", "h2")
     control.want("h1", REAL)

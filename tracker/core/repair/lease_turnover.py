@@ -214,12 +214,13 @@ class LeaseTurnover:
 
     def hand_on(self, swarm: Swarm, stripe: int, holder: Member, *, anyhow: bool, now: float) -> None:
         """The holder of a lease has read nothing: another host of its site gets it that shows that
-        the origin can be read; without one it moves only where it does `anyhow`."""
-        heir = _heir(swarm, stripe, holder.site)
+        the origin can be read; without one it moves only where it does `anyhow`. A lease that a
+        starved host has besides the one of its site (planning/rescue.py) ends with it."""
+        heir, besides = _heir(swarm, stripe, holder.site), stripe in holder.rescued
         early = heir is not None and not swarm.layout.large  # or one piece may take as long
         if (early or anyhow) and move_lease(swarm, stripe, holder.host, now=now, at_once=False):
             swarm.record(now, f"{holder.host} loses the lease of stripe {stripe}: it has read nothing")
-            if heir is not None:
+            if heir is not None and not besides:
                 swarm.edges.attach(stripe, heir.host, FROM_ORIGIN)
             self.schedule.ask(swarm.key, "idle lease", now)
 
