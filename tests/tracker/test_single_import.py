@@ -107,6 +107,19 @@ def test_a_host_that_was_rescued_does_not_keep_other_sites_from_reading() -> Non
     assert FROM_ORIGIN in {planned(swarm)[host] for host in ("1b", "2a")}
 
 
+@pytest.mark.parametrize("rescued", ["1x-r1", "2x"], ids=["of another rack", "of another site"])
+def test_a_starved_host_stays_with_a_rescued_one_though_its_rack_and_site_import(rescued: str) -> None:
+    """It was attached and detached in each plan, and got nothing: what starves it may be the root
+    of its rack."""
+    swarm = swarm_of({"1a": "", rescued: "", "1s": "-"}, n1s=0)
+    for stripe in range(2):
+        swarm.edges.rescue(stripe, rescued)
+    swarm.starved["1s"] = None
+    assert planned(swarm)["1s"] == rescued
+    swarm.advance("1s", (1, 1), now=2.0)
+    assert planned(swarm)["1s"] == rescued
+
+
 def test_a_site_does_not_import_from_a_reader_that_gets_less_than_it_may() -> None:
     swarm = swarm_of({"1a": "", "1b": "1a", "2a": "-", "2b": "-"}, n2a=0, n2b=0)
     swarm.wan.close({}, {"s1": 1e5})

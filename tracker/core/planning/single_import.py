@@ -6,8 +6,9 @@ the origin, and told the next tracker of a stream that runs (repair/remedies.py,
 go on by themselves and bring the same bytes over the same link, so one of them gets a parent inside
 instead as soon as both have a path up.
 
-A slow receiver does not do for others, nor does one whose bytes are in doubt; and a host that was
-starved (rescue.py) reads for itself.
+A slow receiver does not do for others, nor does one whose bytes are in doubt. A host that was
+starved (rescue.py) reads for itself, and one that still is receives from such a host wherever that
+is: the importer of its own rack or site may be what starves it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator
 
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.planning.rescue import below_rescue
 from tracker.core.swarm import Swarm
 
 AHEAD_SHARE, AHEAD_PIECES = 0.02, 2
@@ -53,7 +55,7 @@ def keep_one(swarm: Swarm, stripe: int, importers: Iterable[Member], origin_site
     fit = {
         each.host: each
         for each in importers
-        if stripe not in each.rescued and _goes_on(swarm, stripe, each, origin_sites)
+        if not _is_rescued(swarm, stripe, each) and _goes_on(swarm, stripe, each, origin_sites)
     }
     if len(fit) < 2:
         return  # the second importer of another rack was above them
@@ -71,6 +73,12 @@ def keep_one(swarm: Swarm, stripe: int, importers: Iterable[Member], origin_site
             continue
         if (other.host, best.host) not in swarm.edges.avoided:
             swarm.edges.detach(stripe, other.host)
+
+
+def _is_rescued(swarm: Swarm, stripe: int, member: Member) -> bool:
+    if stripe in member.rescued:
+        return True
+    return member.host in swarm.starved and below_rescue(swarm, stripe, member.host)
 
 
 def _goes_on(swarm: Swarm, stripe: int, member: Member, origin_sites: frozenset[str]) -> bool:
