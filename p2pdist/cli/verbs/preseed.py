@@ -9,7 +9,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.options import parse_share
-from p2pdist.cli.services import hosts_options, tracker_option
+from p2pdist.cli.services import filled, hosts_options, tracker_option
 from p2pdist.model.errors import P2PDistError, Unavailable, UsageError
 from p2pdist.model.image import canonical_reference
 from p2pdist.model.messages import PRESEED_ID
@@ -30,6 +30,7 @@ FAILURES_SHOWN_MAX = 20
 
 def _checked(ctx: click.Context, param: click.Parameter, identifier: str | None) -> str | None:
     """The name that a preseed is given. Raises UsageError for what cannot be one."""
+    filled(ctx, param, identifier)
     if identifier and not re.match(PRESEED_ID, identifier):
         raise UsageError(
             f"{identifier[:200]!r} cannot be the ID of a preseed",
@@ -57,9 +58,15 @@ def _checked(ctx: click.Context, param: click.Parameter, identifier: str | None)
 @click.option(
     "--platform",
     metavar="OS/ARCH[/VARIANT]",
+    callback=filled,
     help="Of an image, for all hosts alike  [default: each host's own].",
 )
-@click.option("--callback", metavar="URL", help="Have the tracker tell this URL of the end; it must allow the host.")
+@click.option(
+    "--callback",
+    metavar="URL",
+    callback=filled,
+    help="Have the tracker tell this URL of the end; it must allow the host.",
+)
 @click.option(
     "--id",
     "identifier",
