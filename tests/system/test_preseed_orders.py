@@ -233,6 +233,11 @@ def test_an_agent_that_was_restarted_still_keeps_and_is_released(site: Site) -> 
     assert [each["state"] for each in site.command("preseed", "--list", "--tracker", site.tracker_url)[1]] == [
         "cancelled"
     ]
+    again = ("preseed", reference(digest), "--host", "h0", "--ttl", "1h", "--id", "p3", "--tracker", site.tracker_url)
+    code, _, said = site.command(*again)
+    assert (code, "it was ordered before, and is cancelled" in said) == (1, True), "nothing was ordered"
+    problem = ask(site, "PUT", "/v1/preseeds/p3", body | {"hosts": ["h1"]})[1]
+    assert "another id" in problem["remedy"] and "cancel" not in problem["remedy"], "that frees no id"
 
 
 @pytest.mark.long

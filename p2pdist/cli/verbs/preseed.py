@@ -24,6 +24,9 @@ WAIT_S = 2.0
 SAID_S = 5.0
 """With --wait, what hosts are waited for is printed at most this often, and when it changes."""
 
+ENDED = ("failed", "cancelled", "expired")
+"""States of a preseed that brings nothing to any host any more."""
+
 WAITING_NAMED_MAX = 5
 FAILURES_SHOWN_MAX = 20
 
@@ -138,7 +141,8 @@ def command(
     _show(preseed, as_json=as_json)
     from p2pdist.client.tracker import is_reached
 
-    return 0 if not wait or is_reached(preseed, share) else P2PDistError.exit_code
+    succeeded = is_reached(preseed, share) if wait else preseed.state not in ENDED
+    return 0 if succeeded else P2PDistError.exit_code
 
 
 async def _ask(tracker: str, cancel: str | None) -> list[PreseedSummary] | Progress:
@@ -157,6 +161,10 @@ async def _order(tracker: str, order: PreseedRequest, share: float | None, *, qu
 
     async with tracker_client(tracker) as client:
         preseed = await client.preseed(order)
+        if order.id is not None and preseed.state in ENDED:
+            output.line(
+                f"preseed {preseed.id}: it was ordered before, and is {preseed.state}; order it by another --id"
+            )
         shown: set[str] = set()
         _show_notes(preseed, shown)
         if share is None or is_over(preseed, share):
