@@ -257,6 +257,19 @@ def test_replicas_are_repaired(site: Site) -> None:
 
 
 @pytest.mark.slow
+def test_the_history_of_a_tag_has_what_was_reported_by_its_digest(site: Site) -> None:
+    """A preseed is of the package that a tag named when it was ordered."""
+    digest = site.publish(MIB)
+    start(site, 1)
+    assert ask(site, "PUT", "/v1/preseeds/p4", {"package": reference(digest), "hosts": ["h9"], "deadline": 1})[0] == 201
+    until(lambda: progress(site, "p4")["state"] == "failed")
+    query = f"/v1/history?kind=preseed-failed&package={reference(digest)}"
+    until(lambda: len(ask(site, "GET", query)[1]["records"]) == 1)
+    other = f"/v1/history?kind=preseed-failed&package={reference(digest)[:-6]}abcdef"
+    assert ask(site, "GET", other)[1]["records"] == []
+
+
+@pytest.mark.slow
 def test_failures_of_hosts_are_named(site: Site) -> None:
     """A store without room for the package: the reason is the problem's, and the command fails."""
     digest = site.publish(4 * MIB)
