@@ -917,7 +917,7 @@ class VerifyRequest(msgspec.Struct, frozen=True):
     limits the rate of reading the disk."""
 
     repair: bool = True
-    bytes_s: float | None = None
+    bytes_s: Annotated[float, Meta(gt=0)] | None = None
 
 
 class Verified(msgspec.Struct, frozen=True):
