@@ -224,6 +224,17 @@ class Content:
         remember(self._tags, name, (time.monotonic(), found), TAGS_MAX)
         return found
 
+    async def last_meaning(self, reference: Reference, wait_s: float) -> Digest | None:
+        """The manifest that a reference names, or, where the origin does not say within `wait_s`
+        or has the tag no longer, what it named last; None where that is not known."""
+        try:
+            async with asyncio.timeout(wait_s):
+                return (await self.resolve(reference)).digest
+        except (P2PDistError, TimeoutError):
+            remembered = self._tags.get(str(reference))
+            known = remembered[1] if remembered is not None else await self._recall(f"tag {reference}")
+            return known.digest if known is not None else None
+
     async def _meaning(self, reference: Reference, known: Descriptor | None) -> Descriptor:
         """What the origin says that a reference names; while it does not answer, what it said
         last."""

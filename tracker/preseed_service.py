@@ -248,7 +248,7 @@ class PreseedService:
         if stored.body != body or (owner and stored.owner not in ("", owner)):
             raise Conflict(
                 f"the preseed {given} was asked for otherwise",
-                remedy="Give it another id, or cancel that one first",
+                remedy="Give it another id: one stands for its first order, also for a day after that has ended",
             )
         self.submit(Loaded((stored,)))
         return self.progress(identifier), created

@@ -217,22 +217,22 @@ def tracker_option(function: Function) -> Function:
     )(token_option(function))
 
 
+def filled(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """The value of an option, which must not be empty where it is given, as a script with an unset
+    variable gives it. Raises UsageError."""
+    if value == "" or (isinstance(value, tuple) and "" in value):
+        raise UsageError(f"{param.opts[0]} is empty", remedy=f"Write {param.opts[0]} {param.metavar}, or leave it out")
+    return value
+
+
 def hosts_options(function: Function) -> Function:
-    """--host and --selector: hosts by name, or by zone and rack. An empty one, as a script with an
-    unset variable gives it, does not mean all hosts."""
-
-    def named(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-        if value == "" or (isinstance(value, tuple) and "" in value):
-            raise UsageError(
-                f"{param.opts[0]} is empty", remedy=f"Write {param.opts[0]} {param.metavar}, or leave it out"
-            )
-        return value
-
+    """--host and --selector: hosts by name, or by zone and rack. An empty one does not mean all
+    hosts."""
     function = click.option(
-        "--selector", metavar="KEY=VALUE,...", callback=named, help="Hosts by zone and rack, such as zone=a,rack=r1."
+        "--selector", metavar="KEY=VALUE,...", callback=filled, help="Hosts by zone and rack, such as zone=a,rack=r1."
     )(function)
     return click.option(
-        "--host", "hosts", multiple=True, metavar="HOST", callback=named, help="A host by name; may be repeated."
+        "--host", "hosts", multiple=True, metavar="HOST", callback=filled, help="A host by name; may be repeated."
     )(function)
 
 
@@ -345,11 +345,11 @@ def elsewhere_options(what: str) -> Callable[[Function], Function]:
         layout = click.option(
             "--layout",
             type=click.Path(path_type=Path, file_okay=False),
-            callback=named,
+            callback=filled,
             help=f"{what} the local layout in this directory instead.",
         )
         at_origin = click.option(
-            "--at-origin", is_flag=True, callback=named, help=f"{what} central storage instead; needs --origin."
+            "--at-origin", is_flag=True, callback=filled, help=f"{what} central storage instead; needs --origin."
         )
         return at_origin(layout(function))
 

@@ -284,8 +284,10 @@ def unreached(error: BaseException) -> str:
     inner = getattr(error, "os_error", error)  # of an HTTP client, which names its own objects besides
     if type(inner).__name__ == "gaierror":
         return "the host name is unknown"
-    if type(error).__name__ in ("ServerDisconnectedError", "ClientPayloadError"):
+    if type(error).__name__ in ("ServerDisconnectedError", "ClientPayloadError", "ClientConnectionResetError"):
         return "it broke the connection"
+    if type(error).__name__ == "ClientOSError" and isinstance(error.__cause__, ConnectionResetError):
+        return "it broke the connection"  # while a body was written
     if type(error).__name__ == "ClientResponseError":
         return "what answers there speaks no HTTP"
     if getattr(inner, "reason", "") == "WRONG_VERSION_NUMBER":  # of an ssl.SSLError

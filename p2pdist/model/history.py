@@ -153,6 +153,9 @@ class HistoryFilter(msgspec.Struct, frozen=True):
     since: float = 0.0
     before: int = 0
     limit: Annotated[int, Meta(ge=1, le=RECORDS_PER_PAGE_MAX)] = 100
+    meaning: str = ""
+    """The digest that `package`, a tag, names: preseeds, and trackers that were asked for no tag,
+    report the package by it."""
 
 
 def parse_kinds(text: str) -> tuple[HistoryKind, ...]:

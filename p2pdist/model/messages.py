@@ -408,6 +408,9 @@ class Evict(Message, frozen=True):
     id: EvictionId
     package: Annotated[str, Meta(min_length=1, max_length=512)]
     digest: Annotated[str, Meta(pattern=r"\A(sha256:[0-9a-f]{64})?\Z")] = ""
+    meaning: Annotated[str, Meta(pattern=r"\A(sha256:[0-9a-f]{64})?\Z")] = ""
+    """The manifest that a tag names as the tracker knows it. It goes too: preseeds give hosts a
+    package by digest, so no tag there says that this is it."""
 
 
 class Release(Message, frozen=True):
@@ -914,7 +917,7 @@ class VerifyRequest(msgspec.Struct, frozen=True):
     limits the rate of reading the disk."""
 
     repair: bool = True
-    bytes_s: float | None = None
+    bytes_s: Annotated[float, Meta(gt=0)] | None = None
 
 
 class Verified(msgspec.Struct, frozen=True):

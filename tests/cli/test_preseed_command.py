@@ -91,10 +91,17 @@ def test_exit_codes(words: tuple[str, ...], code: int) -> None:
         ("preseed", "a:v1", "--host", "h1", "--host", ""),
         ("preseed", "a:v1", "--count", "1", "--ttl", ""),
         ("preseed", "a:v1", "--count", "1", "--deadline", ""),
+        ("preseed", "a:v1", "--count", "1", "--id", ""),
+        ("preseed", "a:v1", "--count", "1", "--callback", ""),
         ("preseed", "--cancel", ""),
         ("preseed", "--cancel", ".."),
         ("rank", "a:v1", "--selector", ""),
         ("evict", "a:v1", "--host", ""),
+        ("events", "--host", ""),
+        ("events", "--kind", ""),
+        ("events", "--package", ""),
+        ("events", "--since", ""),
+        ("report", ""),
         ("hosts", "drain", ""),
         ("hosts", "show", "."),
         ("trackers", "fill", ".."),
@@ -104,6 +111,12 @@ def test_what_a_script_left_empty_is_neither_everything_nor_another_route(words:
     done = programs.run(*words, "--tracker", "http://127.0.0.1:1")
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "does not answer" not in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_model_of_a_hub_is_not_evicted_as_a_package() -> None:
+    done = programs.run("evict", "hf://org/model", "--everywhere", "--tracker", "http://127.0.0.1:1")
+    assert done.returncode == 2
+    assert "hf://org/model is a model of a hub" in done.stderr and "p2pdist gc" in done.stderr
 
 
 def test_a_name_that_no_preseed_can_have_is_told_in_plain_words() -> None:

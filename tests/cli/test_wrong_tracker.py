@@ -14,6 +14,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from p2pdist.credentials.exchange import in_words
+from p2pdist.model.errors import unreached
 from p2pdist.transfer.problems import problems
 
 NOT_TEXT = "caf\udce9"
@@ -131,3 +132,22 @@ async def test_a_tracker_without_tls_is_said_once() -> None:
 def test_a_name_that_is_no_text_is_wrong_usage(words: tuple[str, ...]) -> None:
     done = programs.run(*words, "--tracker", "http://127.0.0.1:1")
     assert (done.returncode, done.stderr) == (2, "p2pdist: 'caf\\xe9' is not UTF-8. Write this name in UTF-8\n")
+
+
+async def test_what_ends_a_connection_at_its_beginning_broke_it() -> None:
+    """As the port of a BitTorrent client does, whether it was still being written to or not."""
+
+    async def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    async with await asyncio.start_server(end, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for words in ("rank a:v1", "preseed a:v1 --count 1", "hosts"):
+            code, _, errors = await run(words, url)
+            assert (code, "it broke the connection" in errors) == (5, True), errors
+
+
+def test_a_body_that_cannot_be_written_is_a_broken_connection() -> None:
+    error = aiohttp.ClientOSError(None, "Can not write request body for http://tracker:7070/v1/rank")
+    error.__cause__ = aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+    assert unreached(error) == unreached(error.__cause__) == "it broke the connection"

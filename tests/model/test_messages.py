@@ -32,6 +32,7 @@ from p2pdist.model.messages import (
     Release,
     Report,
     StreamRequest,
+    VerifyRequest,
     Welcome,
     decode_from_agent,
     decode_from_tracker,
@@ -242,3 +243,10 @@ def test_a_failure_that_only_its_process_tells_apart_arrives_as_its_kind() -> No
     """The store's `Unlisted` is `Unavailable` to others, whose failures never become `Unlisted`."""
     for failure in (Unavailable("a"), Unlisted("b")):
         assert type(from_problem(failure.problem())) is Unavailable
+
+
+@pytest.mark.parametrize("rate", [0, -1])
+def test_a_verification_reads_at_some_rate(rate: int) -> None:
+    """At none it divided by it, after the head of its answer had gone out."""
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b'{"bytes_s": %d}' % rate, type=VerifyRequest)

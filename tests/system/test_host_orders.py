@@ -8,7 +8,7 @@ import os
 import pytest
 from site_rig import Agent, Site, until
 
-from p2pdist.client import EvictRequest, NotFound, SyncTracker
+from p2pdist.client import EvictRequest, NotFound, PreseedRequest, SyncTracker
 
 MIB = 1 << 20
 PACKAGE = "team/app:v1"
@@ -64,6 +64,27 @@ def test_a_package_is_evicted_from_hosts_and_each_says_what_came_of_it(site: Sit
             client.evict(EvictRequest(PACKAGE, hosts=("h9",)))
     text = site.directory.joinpath("tracker.log").read_text()
     assert f"{PACKAGE} was evicted from one host, h0" in text
+
+
+@pytest.mark.slow
+def test_what_a_preseed_brought_is_evicted_by_the_tag_that_it_named(site: Site) -> None:
+    """Hosts get the package of a preseed by digest, so no tag there says which one it is. A tag
+    that the origin has no longer, as of a package that is withdrawn, counts as last known."""
+    publish(site)
+    agents = site.agents(2, zone="z0")
+    with SyncTracker(site.tracker_url) as client:
+        told(client, "h0", "h1")
+        assert client.wait(client.preseed(PreseedRequest(PACKAGE, id="one", count=2)).id).hosts_done == 2
+        kept = client.evict(EvictRequest(PACKAGE, everywhere=True))
+        assert (kept.stayed, kept.lacked, kept.evicted) == (2, 0, 0), "the preseed has pinned it"
+        client.cancel("one")
+        until(lambda: not site.command("pin", "--list", "--socket", str(agents[0].socket))[1])
+        gone = client.evict(EvictRequest(PACKAGE, hosts=("h0",)))
+        assert (gone.stayed, gone.lacked, gone.evicted) == (0, 0, 1)
+        assert site.command("rm", PACKAGE, "--at-origin", "--origin", f"file://{site.layout}")[0] == 0
+        until(lambda: not site.command("pin", "--list", "--socket", str(agents[1].socket))[1])
+        gone = client.evict(EvictRequest(PACKAGE, everywhere=True))
+        assert (gone.stayed, gone.lacked, gone.evicted) == (0, 1, 1)
 
 
 @pytest.mark.slow

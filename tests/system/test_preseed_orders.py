@@ -233,6 +233,11 @@ def test_an_agent_that_was_restarted_still_keeps_and_is_released(site: Site) -> 
     assert [each["state"] for each in site.command("preseed", "--list", "--tracker", site.tracker_url)[1]] == [
         "cancelled"
     ]
+    again = ("preseed", reference(digest), "--host", "h0", "--ttl", "1h", "--id", "p3", "--tracker", site.tracker_url)
+    code, _, said = site.command(*again)
+    assert (code, "it was ordered before, and is cancelled" in said) == (1, True), "nothing was ordered"
+    problem = ask(site, "PUT", "/v1/preseeds/p3", body | {"hosts": ["h1"]})[1]
+    assert "another id" in problem["remedy"] and "cancel" not in problem["remedy"], "that frees no id"
 
 
 @pytest.mark.long
@@ -249,6 +254,19 @@ def test_replicas_are_repaired(site: Site) -> None:
     until(lambda: sorted(progress(site, made["id"])["picked"]) == sorted([second, other]))
     until(lambda: progress(site, made["id"])["state"] == "done")
     assert [each["host"] for each in progress(site, made["id"])["failures"]] == [first]
+
+
+@pytest.mark.slow
+def test_the_history_of_a_tag_has_what_was_reported_by_its_digest(site: Site) -> None:
+    """A preseed is of the package that a tag named when it was ordered."""
+    digest = site.publish(MIB)
+    start(site, 1)
+    assert ask(site, "PUT", "/v1/preseeds/p4", {"package": reference(digest), "hosts": ["h9"], "deadline": 1})[0] == 201
+    until(lambda: progress(site, "p4")["state"] == "failed")
+    query = f"/v1/history?kind=preseed-failed&package={reference(digest)}"
+    until(lambda: len(ask(site, "GET", query)[1]["records"]) == 1)
+    other = f"/v1/history?kind=preseed-failed&package={reference(digest)[:-6]}abcdef"
+    assert ask(site, "GET", other)[1]["records"] == []
 
 
 @pytest.mark.slow

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+import pytest
 import sqlalchemy as sql
+from click.testing import CliRunner
 
+from p2pdist.cli.verbs.tracker import command
+from p2pdist.model.errors import UsageError
 from tracker.state.database import Database
 
 
@@ -33,3 +38,14 @@ def test_a_transaction_ends_before_a_database_in_memory_is_gone() -> None:
     for thread in threads:
         thread.join(30)
     assert (early, answers, closed.is_set()) == (False, [7], True)
+
+
+@pytest.mark.parametrize("where", ["postgres+psycopg://t:secret@db/p2pdist", "mysql://t:secret@db/p2pdist"])
+def test_a_url_of_another_database_is_no_directory(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trackers given one such URL would each go on alone, with a directory of its name."""
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(command, ["--state", where, "--alone", "--networks", "none"])
+    assert isinstance(done.exception, UsageError)
+    assert "is of no database that trackers use" in done.exception.what
+    assert "secret" not in str(done.exception)
+    assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from preseed_world import SIZE, World
 
 from p2pdist.model.errors import Conflict, NotFound, UsageError
 from p2pdist.model.messages import Keep, Kept, Release
-from p2pdist.model.preseed import PreseedRequest, canonical
+from p2pdist.model.preseed import Failure, PreseedRequest, canonical
 from tracker.core.events import Tick as FleetTick
 from tracker.core.preseeds import orders as module
 from tracker.core.preseeds.orders import RECONNECT_GRACE_S
@@ -568,3 +568,14 @@ def test_notes_say_what_hosts_that_pull_wait_for(world: World) -> None:
     assert world.failures("p") == {}
     world.say("p", "pulling", "h1", "h2")
     assert world.progress("p").notes == ()
+
+
+def test_what_a_host_waited_for_at_the_deadline_is_no_reason_of_its_own(world: World) -> None:
+    """Programs go by reasons, of which protocol.md has the list; what people read is the detail."""
+    world.join("h1")
+    world.ask("p", hosts=["h1"], deadline=20)
+    world.say("p", "pulling", "h1", reason="site west waits: its WAN is for 22:00-06:00 UTC")
+    world.wait(21)
+    progress = world.progress("p")
+    assert tuple(progress.failures) == (Failure("h1", "deadline", "site west waits: its WAN is for 22:00-06:00 UTC"),)
+    assert progress.failures_by_reason == {"deadline": 1}

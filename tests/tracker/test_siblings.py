@@ -20,13 +20,15 @@ from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import PROTOCOL_VERSION, EpochSeen, Hello
 from p2pdist.model.ownership import Ownership, Tracker
 from tracker.cluster.cluster import Cluster
+from tracker.cluster.membership import Row
 from tracker.cluster.siblings import Siblings
 from tracker.content import Content
 from tracker.core.events import Received
 from tracker.core.fleet import Fleet
-from tracker.core.ownership.ownerships import MembersSeen
+from tracker.core.ownership.ownerships import MembersSeen, Registered
 from tracker.http.app import make_app
 from tracker.http.pages import WATCH
+from tracker.http.trackers import _status
 from tracker.service import Service
 
 
@@ -112,3 +114,10 @@ async def test_an_agent_is_believed_alone_where_there_is_no_other(hosts: int, be
         sessions = [a.service.open_session(Hello(PROTOCOL_VERSION, f"h{n}", f"h{n}:1"))[0] for n in range(hosts)]
         a.service.submit(Received(sessions[0], EpochSeen(5)))
         assert a.service.fleet.handover.leases_allowed is not believed
+
+
+@pytest.mark.parametrize(("beat_s", "swarms", "state"), [(0.5, 7, "draining"), (0.5, 0, "drained"), (9.0, 7, "silent")])
+def test_a_tracker_that_died_while_it_drained_is_silent(beat_s: float, swarms: int, state: str) -> None:
+    """It would be draining for an hour else, and an operator waits for the end of that."""
+    row = Row(Registered("a", ("http://a:7070",), "one", 9, draining=True), beat_s, 60.0, 2, swarms, 0.0)
+    assert _status(row, Ownership(2, (Tracker("b", ("http://b:7070",)),))).state == state

@@ -68,9 +68,12 @@ class HostDesk:
                 waiting.stayed.append(StayedHost(host, "its session ended before it answered"))
                 _end(waiting)
 
-    async def evict(self, package: str, digest: str, hosts: Iterable[str], wait_s: float) -> Eviction:
-        """Have hosts evict a package, by its manifest where the `digest` is given, and wait for
-        their answers, at most `wait_s`. Raises Unavailable over EVICTIONS_MAX."""
+    async def evict(
+        self, package: str, digest: str, hosts: Iterable[str], wait_s: float, meaning: str = ""
+    ) -> Eviction:
+        """Have hosts evict a package, by its manifest where the `digest` is given, else by its tag
+        and its `meaning`, and wait for their answers, at most `wait_s`. Raises Unavailable over
+        EVICTIONS_MAX."""
         if len(self._waiting) >= EVICTIONS_MAX:
             raise Unavailable(f"{EVICTIONS_MAX} evictions are under way", remedy="Try again in a few seconds")
         names = list(hosts)
@@ -86,7 +89,7 @@ class HostDesk:
         began_at = time.monotonic()
         try:
             for name in able:
-                self._send(name, Evict(identifier, package, digest))
+                self._send(name, Evict(identifier, package, digest, meaning))
             _end(waiting)
             async with asyncio.timeout(wait_s):
                 await waiting.answered.wait()

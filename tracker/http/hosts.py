@@ -35,6 +35,10 @@ PASSED_ON_S = 2.0
 """How long other trackers wait for the answers of their hosts: they must answer this one in time
 (tracker/cluster/siblings.py)."""
 
+MEANING_S, LOCAL_MEANING_S = 3.0, 0.5
+"""How long an eviction waits for what the origin says of a tag, at the tracker that is asked and at
+those to which that passes it on."""
+
 
 def _json(body: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), content_type=JSON_TYPE)
@@ -122,7 +126,8 @@ async def evict(request: web.Request) -> web.Response:
     names = _chosen(request, wanted)
     siblings = siblings_of(request)
     unanswered: list[str] = []
-    eviction = await service.desk.evict(wanted.package, wanted.digest, names, wanted.wait_s)
+    meaning = await _meaning(service, wanted, LOCAL_MEANING_S if _local(request) else MEANING_S)
+    eviction = await service.desk.evict(wanted.package, wanted.digest, names, wanted.wait_s, meaning)
     if siblings is not None:
         body = msgspec.json.encode(msgspec.structs.replace(wanted, wait_s=min(wanted.wait_s, PASSED_ON_S)))
         answers, unanswered = await siblings.send_all("POST", request.rel_url.raw_path, passed_on(request), body)
@@ -142,6 +147,13 @@ async def evict(request: web.Request) -> web.Response:
             text, host=only, package=wanted.package.removeprefix(SCHEME), digest=wanted.digest
         )
     return _json(eviction)
+
+
+async def _meaning(service: Service, wanted: EvictRequest, wait_s: float) -> str:
+    """The manifest that a tag names, "" where that is not known or the order names one itself."""
+    if wanted.digest or is_image(wanted.package) or is_hub(wanted.package):
+        return ""
+    return await service.content.last_meaning(parse_reference(wanted.package), wait_s) or ""
 
 
 def _count(hosts: int) -> str:

@@ -111,10 +111,10 @@ def _status(row: Row, ownership: Ownership | None) -> TrackerStatus:
     listed = ownership.tracker(member.id) if ownership is not None else None
     share = listed.share if listed is not None else 0.0
     state: TrackerState = "owner" if share == 1 else "growing" if share else "waiting"
-    if member.draining:
+    if row.beat_s > SILENT_S:
+        state = "silent"  # it can no longer be seen whether it has drained
+    elif member.draining:
         state = "draining" if share or row.swarms else "drained"
-    elif row.beat_s > SILENT_S:
-        state = "silent"
     return TrackerStatus(
         member.id,
         member.urls,

@@ -196,6 +196,7 @@ def _conditions(wanted: HistoryFilter) -> Iterable[sql.ColumnElement[bool]]:
     if wanted.package:
         prefix = digest_prefix(wanted.package)
         same = sql.or_(columns.package == wanted.package, columns.name == wanted.package)
+        same = sql.or_(same, columns.digest == wanted.meaning) if wanted.meaning else same
         yield sql.or_(same, columns.digest.startswith(prefix, autoescape=True)) if prefix else same
 
 

@@ -31,10 +31,11 @@ EVICTIONS_MAX = 100
 class Desk:
     """Tells the tracker of a session how this host does, and evicts what it is asked to. `look`
     says the condition and may block; `evict` removes a package, by its manifest's digest where that
-    is not empty, and says how many bytes became free."""
+    is not empty, else by its name and what that means to the tracker, and says how many bytes
+    became free."""
 
     def __init__(
-        self, session: TrackerSession, look: Callable[[], Condition], evict: Callable[[str, str], Awaitable[int]]
+        self, session: TrackerSession, look: Callable[[], Condition], evict: Callable[[str, str, str], Awaitable[int]]
     ) -> None:
         self._session, self._look, self._evict = session, look, evict
         self._told: Condition | None = None
@@ -86,7 +87,7 @@ class Desk:
     async def _carry_out(self, message: Evict) -> None:
         try:
             async with self._one:
-                freed = await self._evict(message.package, message.digest)
+                freed = await self._evict(message.package, message.digest, message.meaning)
             answer = Evicted(message.id, freed)
             logger.info("evicted %s for an operator, %d bytes are free", message.package, freed)
         except P2PDistError as error:

@@ -175,25 +175,25 @@ class Maintenance:
         self._require_free(name)
         return await asyncio.to_thread(self._remove, name, expected)
 
-    async def evict(self, package: str, digest: str) -> int:
+    async def evict(self, package: str, digest: str, meaning: str = "") -> int:
         """Remove a package for an operator, under all names that it has here, and return the bytes
-        that became free. Without the digest of its manifest the name says which. Raises what
-        `remove` raises."""
+        that became free. Without the digest of its manifest the name says which, as it is known
+        here and as the tracker knows it (`meaning`). Raises what `remove` raises."""
         if is_image(package):
             return (await self.remove(package, Digest(digest) if digest else None)).bytes_freed
         if _blob_named(package) is not None and self._store.packages.get(package) is None:
             return (await self.remove(package)).bytes_freed
         named = self._store.packages.get(str(parse_reference(package)))
-        manifest = digest or (named.manifest_digest if named is not None else "")
-        names = [record.reference for record in self._store.packages.list() if record.manifest_digest == manifest]
-        if not names:
+        manifests = {digest} if digest else {named.manifest_digest if named is not None else "", meaning}
+        records = [record for record in self._store.packages.list() if record.manifest_digest in manifests]
+        if not records:
             raise NotFound(f"{package} is not on this host", remedy="p2pdist ls says what is")
-        for name in names:
-            self._require_free(name)  # all of it goes, or nothing
+        for record in records:
+            self._require_free(record.reference)  # all of it goes, or nothing
         freed = 0
-        for name in names:
-            if self._store.packages.get(name) is not None:  # the last tag takes names by digest with it
-                freed += (await self.remove(name, Digest(manifest))).bytes_freed
+        for record in records:
+            if self._store.packages.get(record.reference) is not None:  # the last tag takes names by digest with it
+                freed += (await self.remove(record.reference, record.manifest_digest)).bytes_freed
         return freed
 
     def _remove_image(self, reference: str, expected: Digest | None) -> Removed:

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from p2pdist.cli import output
-from p2pdist.cli.services import tracker_client, tracker_option
+from p2pdist.cli.services import filled, tracker_client, tracker_option
 from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem, unreached
 from p2pdist.model.history import KINDS, RECORDS_PER_PAGE_MAX, HistoryPage, HistoryRecord, parse_kinds, parse_since
 from p2pdist.model.url import tracker_urls
@@ -35,13 +35,13 @@ OVERLAP_S = 60.0
 @click.command("events")
 @tracker_option
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on, until interrupted.")
-@click.option("--kind", default="", metavar="KIND[,KIND]", help=f"Only these kinds: {', '.join(KINDS)}.")
-@click.option("--package", default="", metavar="REF", help="Only of this package: by reference, name or digest.")
-@click.option("--host", default="", metavar="NAME", help="Only of this host.")
+@click.option("--kind", metavar="KIND[,KIND]", callback=filled, help=f"Only these kinds: {', '.join(KINDS)}.")
+@click.option("--package", metavar="REF", callback=filled, help="Only of this package: by reference, name or digest.")
+@click.option("--host", metavar="NAME", callback=filled, help="Only of this host.")
 @click.option(
     "--since",
-    default="",
     metavar="TIME",
+    callback=filled,
     help="From when on, such as 2h ago, or in seconds since the epoch [default: 1d; with --follow none].",
 )
 @click.option(
@@ -49,7 +49,14 @@ OVERLAP_S = 60.0
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON documents, one a line.")
 def command(
-    tracker: str, follow: bool, kind: str, package: str, host: str, since: str, limit: int, as_json: bool
+    tracker: str,
+    follow: bool,
+    kind: str | None,
+    package: str | None,
+    host: str | None,
+    since: str | None,
+    limit: int,
+    as_json: bool,
 ) -> None:
     """Print what has happened in a fleet: hosts that were lost, pulls and preseeds that failed,
     broadcasts that ended, settings that changed. The latest come last.
@@ -60,7 +67,7 @@ def command(
       p2pdist events --follow
       p2pdist events --package team/trainer:v3 --json
     """
-    parse_kinds(kind)
+    parse_kinds(kind or "")
     now = time.time()
     begin = parse_since(since, now=now) if since else now if follow else now - 86400.0
     named = {"kind": kind, "package": package, "host": host}

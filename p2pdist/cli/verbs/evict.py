@@ -10,6 +10,7 @@ from p2pdist.cli import output
 from p2pdist.cli.services import hosts_options, tracker_client, tracker_option
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable, UsageError
 from p2pdist.model.fleet import EVICTION_S_MAX, Eviction, EvictRequest
+from p2pdist.model.hub import is_hub
 from p2pdist.model.image import canonical_reference
 
 LINES_MAX = 20
@@ -52,6 +53,11 @@ def command(
     """
     if bool(hosts) + bool(selector) + everywhere != 1:
         raise UsageError("say from which hosts", remedy="Give one of --host, --selector and --everywhere")
+    if is_hub(reference):
+        raise UsageError(
+            f"{reference} is a model of a hub, and hosts have its files as blobs of their own",
+            remedy="Cancel its preseeds, and run p2pdist gc on the hosts, which removes what nothing keeps",
+        )
     name, _, digest = canonical_reference(reference).rpartition("@")
     request = EvictRequest(
         canonical_reference(reference), digest if name else "", hosts, selector or "", everywhere, wait_s

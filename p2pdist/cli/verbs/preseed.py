@@ -9,7 +9,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.options import parse_share
-from p2pdist.cli.services import hosts_options, tracker_option
+from p2pdist.cli.services import filled, hosts_options, tracker_option
 from p2pdist.model.errors import P2PDistError, Unavailable, UsageError
 from p2pdist.model.image import canonical_reference
 from p2pdist.model.messages import PRESEED_ID
@@ -24,12 +24,16 @@ WAIT_S = 2.0
 SAID_S = 5.0
 """With --wait, what hosts are waited for is printed at most this often, and when it changes."""
 
+ENDED = ("failed", "cancelled", "expired")
+"""States of a preseed that brings nothing to any host any more."""
+
 WAITING_NAMED_MAX = 5
 FAILURES_SHOWN_MAX = 20
 
 
 def _checked(ctx: click.Context, param: click.Parameter, identifier: str | None) -> str | None:
     """The name that a preseed is given. Raises UsageError for what cannot be one."""
+    filled(ctx, param, identifier)
     if identifier and not re.match(PRESEED_ID, identifier):
         raise UsageError(
             f"{identifier[:200]!r} cannot be the ID of a preseed",
@@ -57,9 +61,15 @@ def _checked(ctx: click.Context, param: click.Parameter, identifier: str | None)
 @click.option(
     "--platform",
     metavar="OS/ARCH[/VARIANT]",
+    callback=filled,
     help="Of an image, for all hosts alike  [default: each host's own].",
 )
-@click.option("--callback", metavar="URL", help="Have the tracker tell this URL of the end; it must allow the host.")
+@click.option(
+    "--callback",
+    metavar="URL",
+    callback=filled,
+    help="Have the tracker tell this URL of the end; it must allow the host.",
+)
 @click.option(
     "--id",
     "identifier",
@@ -131,7 +141,8 @@ def command(
     _show(preseed, as_json=as_json)
     from p2pdist.client.tracker import is_reached
 
-    return 0 if not wait or is_reached(preseed, share) else P2PDistError.exit_code
+    succeeded = is_reached(preseed, share) if wait else preseed.state not in ENDED
+    return 0 if succeeded else P2PDistError.exit_code
 
 
 async def _ask(tracker: str, cancel: str | None) -> list[PreseedSummary] | Progress:
@@ -150,6 +161,10 @@ async def _order(tracker: str, order: PreseedRequest, share: float | None, *, qu
 
     async with tracker_client(tracker) as client:
         preseed = await client.preseed(order)
+        if order.id is not None and preseed.state in ENDED:
+            output.line(
+                f"preseed {preseed.id}: it was ordered before, and is {preseed.state}; order it by another --id"
+            )
         shown: set[str] = set()
         _show_notes(preseed, shown)
         if share is None or is_over(preseed, share):

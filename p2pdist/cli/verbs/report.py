@@ -13,7 +13,7 @@ import msgspec
 from p2pdist.cli import output
 from p2pdist.cli.services import tracker_option
 from p2pdist.cli.verbs.events import read
-from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError
 from p2pdist.model.history import Broadcast, HistoryRecord, short_name
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def command(package: str, tracker: str, last: int, plot: Path | None, as_json: b
       p2pdist report team/trainer:v3 --plot trainer.svg
       p2pdist report 02bf9a81c64d --last 5 --json
     """
+    if not package:
+        raise UsageError("the package is empty", remedy="Name one, such as team/trainer:v3")
     if plot is not None:
         from p2pdist.simulate.report import check_plot
 

@@ -53,6 +53,20 @@ def _read_callbacks(ctx: click.Context, param: click.Parameter, path: Path | Non
     return read_callbacks(path.absolute()) if path is not None else None
 
 
+def _checked_state(ctx: click.Context, param: click.Parameter, where: str) -> str:
+    """The --state: a directory, or the URL of a PostgreSQL. A URL of another kind would name a
+    directory, and this tracker would share nothing. Raises UsageError."""
+    from p2pdist.model.url import redacted
+    from tracker.state.database import is_postgresql
+
+    if "://" in where and not is_postgresql(where):
+        raise UsageError(
+            f"--state {redacted(where)} is of no database that trackers use",
+            remedy="Write postgresql://user@host/name, or the path of a directory",
+        )
+    return where
+
+
 @click.command("tracker")
 @click.option("--listen", default="0.0.0.0:7070", show_default=True, metavar="HOST:PORT", help="Where to answer.")
 @origin_options("Central storage, which agents read under lease.")
@@ -60,6 +74,7 @@ def _read_callbacks(ctx: click.Context, param: click.Parameter, path: Path | Non
     "--state",
     default="",
     metavar="DIR|URL",
+    callback=_checked_state,
     help="Where to keep preseeds and small documents over a restart; postgresql://... for several trackers.",
 )
 @click.option(

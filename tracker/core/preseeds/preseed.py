@@ -171,8 +171,9 @@ class Holder:
         return self.state == "failed" and self.tries >= TRIES_MAX
 
     def failure(self, name: str) -> Failure:
-        """Why it does not hold the package, as it reported."""
-        return _failure(name, self.reason)
+        """Why it does not hold the package, as it reported; of one that was pulling the deadline,
+        and what it waited for."""
+        return Failure(name, "deadline", self.reason) if self.state == "pulling" else _failure(name, self.reason)
 
     def ask(self, session: int, *, now: float) -> bool:
         """Whether the host is to be asked now: for the first time in this session, or again after a

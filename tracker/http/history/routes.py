@@ -32,6 +32,7 @@ from p2pdist.model.history import (
     parse_since,
 )
 from p2pdist.model.image import SCHEME
+from p2pdist.model.manifest import parse_reference
 from p2pdist.transfer.connections import in_use
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import JSON_TYPE, Answer, Query, Route
@@ -42,6 +43,9 @@ from tracker.state.history import name_of
 
 WRITE_S_MAX = 20.0
 """A follower that takes nothing for so long is given up."""
+
+MEANING_S = 3.0
+"""How long a question waits for what the origin says of a tag."""
 
 SILENCE_S = 10.0
 """So often a follower hears that the tracker is there."""
@@ -62,7 +66,7 @@ async def page(request: web.Request) -> web.Response:
     service, identity = request.app[SERVICE], identity_of(request)
     book = service.fleet.policies
     seen = None if identity.reads_everything else partial(sees, identity, book)
-    found = await service.history.page(_filter(request), seen, remote=request.remote or "")
+    found = await service.history.page(await _filter(request), seen, remote=request.remote or "")
     return web.Response(body=msgspec.json.encode(found), content_type=JSON_TYPE)
 
 
@@ -70,7 +74,7 @@ async def follow(request: web.Request) -> web.StreamResponse:
     """Report what happens from now on, as server-sent events named `record`. The stream begins and
     goes on with comments, so that a reader knows that it is connected."""
     service, identity = request.app[SERVICE], identity_of(request)
-    book, wanted = service.fleet.policies, _filter(request)
+    book, wanted = service.fleet.policies, await _filter(request)
     records = service.history.follow(request.remote or "")
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     try:
@@ -124,7 +128,7 @@ async def _or_silence(records: AsyncIterator[HistoryRecord | None]) -> AsyncIter
             await asyncio.wait([coming])
 
 
-def _filter(request: web.Request) -> HistoryFilter:
+async def _filter(request: web.Request) -> HistoryFilter:
     """What a request asks for. Raises UsageError."""
     query = request.query
     package, host = query.get("package", "").removeprefix(SCHEME), query.get("host", "")
@@ -137,7 +141,22 @@ def _filter(request: web.Request) -> HistoryFilter:
         parse_since(query["since"], now=time.time()) if query.get("since") else 0.0,
         _number(request, "before", 0, 1 << 62),
         _number(request, "limit", 100, RECORDS_PER_PAGE_MAX) or 1,
+        await _meaning(request, package),
     )
+
+
+async def _meaning(request: web.Request, package: str) -> str:
+    """The digest that a tag names, or named last; "" for what is no tag, and where that is not
+    known."""
+    if ":" not in package.rpartition("/")[2] or "@" in package or digest_prefix(package):
+        return ""
+    try:
+        reference = parse_reference(package)
+    except UsageError:  # an image, whose records have its tag
+        return ""
+    if not identity_of(request).may_read([reference.name]):
+        return ""
+    return await request.app[SERVICE].content.last_meaning(reference, MEANING_S) or ""
 
 
 def _number(request: web.Request, name: str, otherwise: int, most: int) -> int:
@@ -158,6 +177,7 @@ def _matches(wanted: HistoryFilter, record: HistoryRecord) -> bool:
         and record.at >= wanted.since
         and (
             wanted.package in ("", event.package, name_of(event.package))
+            or bool(wanted.meaning and event.digest == wanted.meaning)
             or bool(prefix and event.digest.startswith(prefix))
         )
     )
