@@ -182,7 +182,8 @@ class Trees:
             if absent:
                 plan(missing, backed, listed, old)
                 with self._lock:
-                    self._shares = None  # fewer objects are counted on from here on
+                    # Fewer objects are counted on from here on; those of evicted trees may go.
+                    self._shares, self._garbage = None, True
             missing.close = claims.pop_all().close
         return missing
 
