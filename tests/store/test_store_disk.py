@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from store_rig import KIB, PIECE, files, fill, on_disk, sample
-from store_tree_rig import noise
+from store_tree_rig import Publisher, bring, check, noise, pull
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
@@ -191,6 +191,36 @@ def test_space_that_comes_back_late_is_waited_for(mount: Mount) -> None:
             os.sync()
         evicted = store.make_room(2 * size)
         assert evicted == [item.digest for item in found[: len(evicted)]] and len(evicted) <= 2
+    finally:
+        store.close()
+
+
+def test_a_disk_that_gives_less_than_it_says(mount: Mount) -> None:
+    """btrfs calls space free that a reservation does not get: more goes, rather than the pull."""
+    root = mount("btrfs", 300 << 20)
+    store = BlobStore(root / "store", choose=choose)
+    try:
+        for seed in range(24):
+            item = sample(seed, 26 << 20, piece_size=1 << 20)
+            fill(store.begin(item.digest, item.pieces), item)
+    finally:
+        store.close()
+
+
+def test_a_disk_that_others_fill_while_objects_are_made(mount: Mount) -> None:
+    """Room that was made for a tree is not reserved on the disk: when it is gone, more is made."""
+    root = mount("tmpfs", 16 << 20)
+    store = BlobStore(root / "store", choose=choose)
+    try:
+        first, second = (Publisher().pack({b"f": noise(seed, 3 << 20)}) for seed in (1, 2))
+        pull(store, first)
+        bring(store, second, second.small)
+        with store.trees.missing(second.root, second.catalogs) as missing:
+            bring(store, second, second.packs)
+            (root / "other").write_bytes(bytes(store.usage().disk_free - (1 << 20)))
+            assert store.trees.fill(missing).missing == 0
+            store.trees.finish(missing)
+        check(store, second)
     finally:
         store.close()
 
