@@ -71,6 +71,23 @@ def test_a_full_disk_keeps_what_has_arrived(mount: Mount) -> None:
         store.close()
 
 
+def test_a_store_over_its_capacity_calls_nothing_free(tmp_path: Path) -> None:
+    """It was made smaller while pins keep more: what could go does not count as free."""
+    kept, other, new = (sample(seed, 4 * PIECE) for seed in range(3))
+    store = BlobStore(tmp_path, choose=choose)
+    for item in (kept, other):
+        fill(store.begin(item.digest, item.pieces), item)
+    store.pins.pin(kept.digest, "me")
+    store.close()
+    store = BlobStore(tmp_path, capacity_bytes=2 * PIECE, choose=choose)
+    try:
+        with pytest.raises(DiskFull) as caught:
+            store.begin(new.digest, new.pieces)
+        assert caught.value.details["free"] == 0 and store.get(other.digest) is not None
+    finally:
+        store.close()
+
+
 def test_room_is_made_on_the_disk(mount: Mount) -> None:
     """Without a capacity of its own the store evicts when the disk is short, no more than
     needed."""
