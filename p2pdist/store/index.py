@@ -157,7 +157,7 @@ class Index:
         with self._failures():
             with suppress(OSError):  # SQLite says what is wrong; it gives its other files the mode of this one
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
-            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._database = _connect(path)
             try:
                 self._prepare()
             except BaseException:
@@ -188,7 +188,7 @@ class Index:
 
     def checkpoint(self) -> None:
         """Flush what was committed to the disk, without keeping writers waiting."""
-        with self._failures(), closing(sqlite3.connect(self._path)) as second:
+        with self._failures(), closing(_connect(self._path)) as second:
             second.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     # -- blobs
@@ -446,6 +446,15 @@ class Index:
                     remedy="Move the store directory away; what it held will be fetched again",
                 ) from error
             raise P2PDistError(f"the index {self._path} cannot be used: {error}", remedy="Check the disk") from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """A connection to the index. The VFS keeps the index of the -wal file in memory that the
+    connections of this process share, and other processes out: a -shm file is a shared mapping, and
+    where the disk is full (btrfs writes each page to a new place) a write to one is SIGBUS."""
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?vfs=unix-excl", uri=True, check_same_thread=False, isolation_level=None
+    )
 
 
 def _check_opened(database: sqlite3.Connection, path: Path) -> None:

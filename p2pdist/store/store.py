@@ -212,7 +212,7 @@ class Room:
                 logger.info("%s evicted to make room", digest)
             if not went:
                 could = self._evictable(candidates, shares) if self._choose is not None else 0
-                raise DiskFull(str(self._root), needed=needed, free=max(0, needed - short) + could)
+                raise DiskFull(str(self._root), needed=needed, free=max(0, needed - short + could))
             evicted += went
             self.evicted += len(went)
         return evicted

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from store_rig import KIB, PIECE, files, fill, on_disk, sample
-from store_tree_rig import noise
+from store_tree_rig import Publisher, bring, check, noise, pull
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
@@ -67,6 +67,23 @@ def test_a_full_disk_keeps_what_has_arrived(mount: Mount) -> None:
         assert store.get(second.digest) is None and len(files(root)) == 2
         fill(blob, first)
         assert blob.path.read_bytes() == first.data
+    finally:
+        store.close()
+
+
+def test_a_store_over_its_capacity_calls_nothing_free(tmp_path: Path) -> None:
+    """It was made smaller while pins keep more: what could go does not count as free."""
+    kept, other, new = (sample(seed, 4 * PIECE) for seed in range(3))
+    store = BlobStore(tmp_path, choose=choose)
+    for item in (kept, other):
+        fill(store.begin(item.digest, item.pieces), item)
+    store.pins.pin(kept.digest, "me")
+    store.close()
+    store = BlobStore(tmp_path, capacity_bytes=2 * PIECE, choose=choose)
+    try:
+        with pytest.raises(DiskFull) as caught:
+            store.begin(new.digest, new.pieces)
+        assert caught.value.details["free"] == 0 and store.get(other.digest) is not None
     finally:
         store.close()
 
@@ -191,6 +208,36 @@ def test_space_that_comes_back_late_is_waited_for(mount: Mount) -> None:
             os.sync()
         evicted = store.make_room(2 * size)
         assert evicted == [item.digest for item in found[: len(evicted)]] and len(evicted) <= 2
+    finally:
+        store.close()
+
+
+def test_a_disk_that_gives_less_than_it_says(mount: Mount) -> None:
+    """btrfs calls space free that a reservation does not get: more goes, rather than the pull."""
+    root = mount("btrfs", 300 << 20)
+    store = BlobStore(root / "store", choose=choose)
+    try:
+        for seed in range(24):
+            item = sample(seed, 26 << 20, piece_size=1 << 20)
+            fill(store.begin(item.digest, item.pieces), item)
+    finally:
+        store.close()
+
+
+def test_a_disk_that_others_fill_while_objects_are_made(mount: Mount) -> None:
+    """Room that was made for a tree is not reserved on the disk: when it is gone, more is made."""
+    root = mount("tmpfs", 16 << 20)
+    store = BlobStore(root / "store", choose=choose)
+    try:
+        first, second = (Publisher().pack({b"f": noise(seed, 3 << 20)}) for seed in (1, 2))
+        pull(store, first)
+        bring(store, second, second.small)
+        with store.trees.missing(second.root, second.catalogs) as missing:
+            bring(store, second, second.packs)
+            (root / "other").write_bytes(bytes(store.usage().disk_free - (1 << 20)))
+            assert store.trees.fill(missing).missing == 0
+            store.trees.finish(missing)
+        check(store, second)
     finally:
         store.close()
 

@@ -52,6 +52,17 @@ def test_other_users_read_nothing(tmp_path: Path) -> None:
         store.close()
 
 
+def test_the_index_has_no_mapping_that_a_full_disk_can_end(tmp_path: Path) -> None:
+    """A write to a -shm file for which the disk has no block is SIGBUS, the end of the agent."""
+    store = filled(tmp_path / "store")
+    try:
+        assert not (tmp_path / "store" / "index.sqlite-shm").exists()
+        store._index.checkpoint()
+        assert "index.sqlite-shm" not in Path("/proc/self/maps").read_text()
+    finally:
+        store.close()
+
+
 def test_a_store_of_an_earlier_release_is_tightened(tmp_path: Path) -> None:
     """And one that is closed further stays so."""
     root = tmp_path / "store"

@@ -381,6 +381,23 @@ def test_what_a_pull_counts_on_does_not_vanish(store: BlobStore) -> None:
     check(store, second)
 
 
+def test_room_is_made_of_what_a_pull_no_longer_counts_on(tmp_path: Path, open_store: OpenStore) -> None:
+    """A pull counts on all large objects until it knows which ones it needs. What a tree left that
+    was evicted meanwhile gives its room to the pull's packs."""
+    size = WHOLE_MAX + MIB
+    store = open_store(tmp_path, capacity_bytes=2 * size + MIB, choose=choose)
+    first, second, other = (Publisher().pack({b"big": noise(seed, size)}) for seed in range(3))
+    pull(store, first)
+    bring(store, other, other.packs)  # used later
+    bring(store, second, second.small)
+    with store.trees.missing(second.root, second.catalogs) as missing:
+        assert store.trees.list() == [], "it was evicted for the objects to come"
+        bring(store, second, second.packs)
+        assert store.trees.fill(missing).missing == 0
+        store.trees.finish(missing)
+    check(store, second)
+
+
 def test_what_a_broken_pull_left_is_found_again_or_collected(tmp_path: Path, open_store: OpenStore) -> None:
     packed = Publisher().pack(SMALL)
     store = open_store(tmp_path)

@@ -130,6 +130,22 @@ def test_run_leads_the_program_to_its_caches(site: Site) -> None:
     assert found == {"loaded": 1, "compiled": 0} and "there is no cache" not in said, said
 
 
+def test_an_interpreter_that_is_a_script_is_asked_itself(site: Site) -> None:
+    """As those of pyenv are: not the shell that runs it."""
+    (agent,) = site.agents(1)
+    source = site.directory / "app"
+    source.mkdir()
+    (source / "python3").write_text(f'#!/usr/bin/env sh\nexec {sys.executable} "$@"\n')
+    (source / "python3").chmod(0o755)
+    layout = ("--layout", str(site.directory / "layout"))
+    origin = ("--origin", f"file://{site.layout}")
+    assert site.command("pack", str(source), "-t", "team/app:v1", "--env", "PATH=${P2PDIST_ROOT}:/bin", *layout)[0] == 0
+    assert site.command("push", "team/app:v1", *layout, *origin)[0] == 0
+    words = ("--cache", "cache", "--cache-dir", site.directory / "one", "--socket", agent.socket)
+    done = programs.run("run", *words, "team/app:v1", "--", "sh", "-c", "echo $TRITON_CACHE_DIR")
+    assert done.stdout.strip() == str(site.directory / "one" / "triton"), done.stderr
+
+
 def test_caches_that_others_could_write_to_are_refused(site: Site) -> None:
     (agent,) = site.agents(1)
     place = site.directory / "open"

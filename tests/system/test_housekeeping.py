@@ -315,6 +315,15 @@ def test_a_single_blob_is_pruned_and_a_pinned_one_stays(agent: Agent) -> None:
     assert {entry["digest"] for entry in call(agent, "ls") if entry["reference"].startswith("blob:")} == {kept}
 
 
+def test_pins_name_packages_after_a_restart(agent: Agent) -> None:
+    """An agent that was started anew knows whose layers they are, before the package is used."""
+    call(agent, "pin", "app:v1")
+    before = call(agent, "pin", "--list")
+    agent.stop()
+    agent.start()
+    until(lambda: call(agent, "pin", "--list") == before, "the names of what is pinned")
+
+
 def test_pins_and_mounts_name_packages(agent: Agent) -> None:
     call(agent, "pin", "app:v1")
     (pin,) = call(agent, "pin", "--list")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt
+from p2pdist.model.errors import P2PDistError
 from p2pdist.model.manifest import Manifest, parse_reference
 from p2pdist.model.messages import CHOSEN_BYTES_MAX, Selected
 from p2pdist.model.pieces import PieceSet
@@ -35,7 +35,7 @@ class PackageNames:
                 manifest = stored_manifest(store, record.manifest_digest)
                 if manifest is not None:
                     self.learn(record.reference, record.manifest_digest, manifest)
-            except Corrupt:
+            except P2PDistError:
                 continue  # a verification reports it
         for image in store.images.list():
             self.learn_name(image.name, (image.digest,))

@@ -83,9 +83,9 @@ class AgentAccess:
 
     def start(self, store: BlobStore) -> None:
         """Learn what packages the store holds, and keep certificates fresh until `stop`."""
+        self._tasks.spawn(asyncio.to_thread(self.names.load, store))
         if self.tls is None:
             return
-        self._tasks.spawn(asyncio.to_thread(self.names.load, store))
         if self._membership is not None:
             self._tasks.spawn(self._membership.run())
             return

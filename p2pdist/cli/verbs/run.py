@@ -205,8 +205,8 @@ class _Caches:
         from p2pdist.mount.executable import Search
 
         try:
-            python = Search(program.env, program.cwd, program.root).executable(("python3",)).path
-            key = cache_key(self.namespace, python)
+            python = Search(program.env, program.cwd, program.root).executable(("python3",))
+            key = cache_key(self.namespace, python.path, *python.argv[1:])
             directory = (self.directory or default_directory(key)).absolute()
             make_directory(directory)
         except UsageError:

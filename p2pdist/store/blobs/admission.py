@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from p2pdist.model.digest import EMPTY_DIGEST, Digest, parse_digest
-from p2pdist.model.errors import Corrupt, NotFound, UsageError
+from p2pdist.model.errors import Corrupt, DiskFull, NotFound, UsageError
 from p2pdist.model.pieces import (
     PIECE_SIZE_MAX,
     PIECES_LIMIT,
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 class Admission:
     """Thread-safe; methods raise P2PDistError when the disk fails. `lock` is the store's and guards
     `blobs`, the store's own mapping. `room` makes room for so many bytes or raises DiskFull, and
-    `discard` removes a blob or raises Conflict when it is in use; both are called under the lock.
-    `begun` is called after a blob was made."""
+    returns what it evicted; `discard` removes a blob or raises Conflict when it is in use; both are
+    called under the lock. `begun` is called after a blob was made."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Admission:
         blobs: dict[Digest, Blob],
         documents: Documents,
         *,
-        room: Callable[[int], object],
+        room: Callable[[int], Collection[Digest]],
         discard: Callable[[Blob], None],
         begun: Callable[[], None],
     ) -> None:
@@ -130,7 +130,16 @@ class Admission:
         return blob.whole
 
     def _create(self, digest: Digest, layout: PieceLayout, pieces: PieceList | None) -> Blob:
-        self._room(layout.size + encoded_size(layout))
+        while True:
+            self._room(layout.size + encoded_size(layout))
+            try:
+                return self._reserve(digest, layout, pieces)
+            except DiskFull:
+                # A disk may give less than it said, or something else was faster: ask it again.
+                if not self._room(layout.size):
+                    raise
+
+    def _reserve(self, digest: Digest, layout: PieceLayout, pieces: PieceList | None) -> Blob:
         now = time.time()
         pieces_digest = self._documents.put([pieces.encode()])[0] if pieces is not None else VOUCHED
         entry = Entry(digest, layout.size, layout.piece_size, pieces_digest, False, False, "", now, now)

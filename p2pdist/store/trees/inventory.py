@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Conflict, Corrupt, Damaged
+from p2pdist.model.errors import Conflict, Corrupt, Damaged, DiskFull
 from p2pdist.model.tree import Entry
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.index import Index, TreeRecord
@@ -50,7 +50,7 @@ class TreeContext:
     get: Callable[[Digest], Blob | None]
     owners: Callable[[Digest], set[str]]
     """The owners of the pins of a digest."""
-    make_room: Callable[[int], object]
+    make_room: Callable[[int], Collection[Digest]]
     """Makes room for so many bytes; raises DiskFull."""
     sync_objects: Callable[[], None]
     """Brings objects to the disk in the background."""
@@ -182,7 +182,8 @@ class Trees:
             if absent:
                 plan(missing, backed, listed, old)
                 with self._lock:
-                    self._shares = None  # fewer objects are counted on from here on
+                    # Fewer objects are counted on from here on; those of evicted trees may go.
+                    self._shares, self._garbage = None, True
             missing.close = claims.pop_all().close
         return missing
 
@@ -194,7 +195,7 @@ class Trees:
         with missing.extraction:
             self.pulls.require(missing)
             try:
-                return Extraction(missing, self._objects, self._context.get).run()
+                return _extract(missing, self._objects, self._context)
             except DamagedObject as error:
                 self.drop_object(error.content)
                 raise Damaged(
@@ -357,3 +358,17 @@ class Trees:
         for missing in self.pulls:
             named |= contents & (missing.tree.contents.keys() | missing.sources)
         return named
+
+
+def _extract(missing: Missing, objects: Objects, context: TreeContext) -> Extracted:
+    """Make objects of a tree. Where the disk gave less than it had said, or something else wrote to
+    it, more goes for what is missing yet."""
+    while True:
+        try:
+            return Extraction(missing, objects, context.get).run()
+        except DiskFull:
+            evicted: Collection[Digest] = ()
+            with suppress(DiskFull):  # the first one says more
+                evicted = context.make_room(sum(missing.contents.values()))
+            if not evicted:
+                raise

@@ -68,12 +68,13 @@ class CacheKey:
         return {name: str(directory / part) for name, part in VARIABLES.items()}
 
 
-def cache_key(namespace: str, python: str) -> CacheKey:
-    """The key for this host and the interpreter `python`. Raises UsageError for a namespace that
+def cache_key(namespace: str, *python: str) -> CacheKey:
+    """The key for this host and the interpreter `python`: its path, or that of a script, such as
+    one of pyenv, behind the program and words that run it. Raises UsageError for a namespace that
     cannot be the beginning of a package's name, NotFound and P2PDistError where the interpreter
     does not say its versions."""
     parse_reference(f"{namespace}/key:latest")
-    return CacheKey(namespace, {**_machine(), **_gpu(), **_versions(python)})
+    return CacheKey(namespace, {**_machine(), **_gpu(), **_versions(*python)})
 
 
 def _machine() -> dict[str, str]:
@@ -103,10 +104,11 @@ def _gpu() -> dict[str, str]:
     return {"gpu": "; ".join(lines) if done.returncode == 0 and lines else "none"}
 
 
-def _versions(python: str) -> dict[str, str]:
+def _versions(*words: str) -> dict[str, str]:
+    python = words[-1]
     try:
         done = subprocess.run(
-            [python, "-c", _ASK, *ENGINES], capture_output=True, timeout=PYTHON_S_MAX, check=False, cwd="/"
+            [*words, "-c", _ASK, *ENGINES], capture_output=True, timeout=PYTHON_S_MAX, check=False, cwd="/"
         )
     except FileNotFoundError as error:
         raise NotFound(f"there is no interpreter {python}", remedy="Name one with --python") from error
@@ -117,8 +119,8 @@ def _versions(python: str) -> dict[str, str]:
     try:
         return msgspec.json.decode(done.stdout[:ANSWER_BYTES_MAX], type=dict[str, str])
     except UNDECODABLE as error:
-        words = done.stderr.decode(errors="replace").strip().splitlines()
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise P2PDistError(
-            f"the interpreter {python} does not say its versions: {words[-1][:200] if words else 'it says nothing'}",
+            f"the interpreter {python} does not say its versions: {lines[-1][:200] if lines else 'it says nothing'}",
             remedy="Name another one with --python",
         ) from error
