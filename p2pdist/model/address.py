@@ -7,13 +7,9 @@ in its notation (::ffff:192.0.2.1) count as what they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 IPAddress = IPv4Address | IPv6Address
-
-NUMERIC_MAX = 64
-"""No IP address has more characters with the name of its interface (IF_NAMESIZE, 16)."""
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -41,13 +37,6 @@ def host_part(address: str) -> str:
 def ip_of(host: str) -> IPAddress | None:
     """The IP address that `host` is in numbers, without its interface; None for a name and any
     other text."""
-    return _read_ip(host) if len(host) <= NUMERIC_MAX else None
-
-
-@lru_cache(maxsize=4096)
-def _read_ip(host: str) -> IPAddress | None:
-    """As `ip_of`. Services look at the same addresses for each connection, and at each of them
-    several times."""
     try:
         return without_mapping(ip_address(host.partition("%")[0]))
     except ValueError:

@@ -17,8 +17,6 @@ import msgspec
 def printable(text: str) -> str:
     """`text`, such as a file's name, with escapes for bytes that are not UTF-8 (surrogates, as in
     os.fsdecode), control characters and other characters that print nothing."""
-    if text.isprintable():
-        return text  # a surrogate is not printable
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 

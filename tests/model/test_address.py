@@ -6,7 +6,6 @@ import pytest
 
 from p2pdist.model.address import (
     Vicinity,
-    _read_ip,
     address_text,
     by_name,
     host_part,
@@ -56,12 +55,6 @@ def test_other_text_is_none(wrong: str) -> None:
 def test_numbers_are_an_ip_address_and_names_are_none(host: str, ip: str | None) -> None:
     found = ip_of(host)
     assert (None if found is None else str(found)) == ip
-
-
-def test_text_longer_than_any_address_is_not_remembered() -> None:
-    before = _read_ip.cache_info().currsize
-    assert ip_of("1" * 1_000_000) is None
-    assert _read_ip.cache_info().currsize == before
 
 
 @pytest.mark.parametrize(
