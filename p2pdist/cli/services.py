@@ -345,11 +345,11 @@ def elsewhere_options(what: str) -> Callable[[Function], Function]:
         layout = click.option(
             "--layout",
             type=click.Path(path_type=Path, file_okay=False),
-            callback=filled,
+            callback=named,
             help=f"{what} the local layout in this directory instead.",
         )
         at_origin = click.option(
-            "--at-origin", is_flag=True, callback=filled, help=f"{what} central storage instead; needs --origin."
+            "--at-origin", is_flag=True, callback=named, help=f"{what} central storage instead; needs --origin."
         )
         return at_origin(layout(function))
 
