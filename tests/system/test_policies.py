@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from site_rig import Agent, Background, Site, running_site, until, wait_for
 
+from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.errors import Refused
 
 MIB = 1 << 20
@@ -82,9 +82,8 @@ def policy(match: str, **values: object) -> str:
 
 
 def pins(agent: Agent) -> set[tuple[str, str]]:
-    """(digest, owner) in the index of an agent's store."""
-    with sqlite3.connect(f"file:{agent.store / 'index.sqlite'}?mode=ro", uri=True) as index:
-        return set(index.execute("SELECT digest, owner FROM pins"))
+    """(digest, owner) of the blobs that an agent keeps."""
+    return {(layer, pin.owner) for pin in LocalClient(agent.socket).pins() for layer in pin.layers}
 
 
 def held(agent: Agent) -> set[str]:

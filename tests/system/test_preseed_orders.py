@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import subprocess
 import tempfile
 import urllib.error
@@ -17,6 +16,8 @@ from typing import Any
 import pytest
 from postgresql import binaries, running_server
 from site_rig import Agent, Background, Site, free_port, running_site, until, wait_for
+
+from p2pdist.agent.api.client import LocalClient
 
 MIB = 1 << 20
 
@@ -42,9 +43,8 @@ def reference(digest: str) -> str:
 
 
 def pins(agent: Agent) -> set[tuple[str, str]]:
-    """(digest, owner) in the index of an agent's store."""
-    with sqlite3.connect(f"file:{agent.store / 'index.sqlite'}?mode=ro", uri=True) as index:
-        return set(index.execute("SELECT digest, owner FROM pins"))
+    """(digest, owner) of the blobs that an agent keeps."""
+    return {(layer, pin.owner) for pin in LocalClient(agent.socket).pins() for layer in pin.layers}
 
 
 def progress(site: Site, identifier: str) -> dict[str, Any]:
