@@ -229,7 +229,7 @@ class _Rack:
         return whether it could."""
         for name in carrier.children[stripe]:
             leaf = self.swarm.members[name]
-            if self.most(stripe) + self._behind(stripe, leaf) < leaf.counts[stripe]:
+            if self.most(stripe) + self.behind < leaf.counts[stripe]:
                 continue
             for other in (*self.idle[:TRIES], *self.bearing[:TRIES]):
                 if other is carrier or other is child or other.host == child.parents[stripe]:
