@@ -8,6 +8,7 @@ Debian's; Grafana is left out.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,12 @@ pytestmark = [
 ]
 
 
+def installed(dockerfile: Path) -> str:
+    """The project and the extras that the image has of it, such as .[fuse]."""
+    (words,) = re.findall(r"'(\.\[[^]]+\])'", dockerfile.read_text())
+    return str(words)
+
+
 @pytest.fixture(scope="module")
 def docker() -> Iterator[Docker]:
     with running_docker() as daemon:
@@ -67,7 +74,7 @@ def project(docker: Docker) -> Path:
         "--quiet",
         "--wheel-dir",
         "wheels",
-        ".[postgresql]",
+        installed(context / "Dockerfile"),
         "setuptools>=68",
     ]
     fetched = subprocess.run(words, cwd=context, capture_output=True, text=True, timeout=600, check=False)
