@@ -43,6 +43,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Source
+from p2pdist.transfer.connections import ConnectionBook, LimitedSite, connections_max
 from p2pdist.transfer.openssl.server import ServerContext
 from p2pdist.transfer.stream.client import IncomingStream
 from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
@@ -121,6 +122,9 @@ async def serve(options: argparse.Namespace) -> None:
     layout = PieceLayout(os.fstat(descriptor).st_size, options.piece)
 
     async def streams(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        connection = request.transport.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, options.congestion.encode())
         outgoing = AlwaysNext(layout, await read_stream_request(request), options.block)
         return await serve_stream(request, outgoing, descriptor, layout, unsent_max=options.unsent)
 
@@ -128,10 +132,11 @@ async def serve(options: argparse.Namespace) -> None:
     app.router.add_post("/v1/streams", streams)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    server = listener(options.congestion)
     tls = tls_of(options)
-    await web.SockSite(runner, server, ssl_context=ServerContext(tls) if tls else None).start()
-    print(server.getsockname()[1], flush=True)
+    context = ServerContext(tls) if tls else None
+    site = LimitedSite(runner, "127.0.0.1", 0, ConnectionBook(connections_max()), tls=context)
+    await site.start()
+    print(site.port, flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps([cpu_s(), rss_mb()]), flush=True)
     await runner.cleanup()

@@ -692,6 +692,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/gateway/test_hub_door.py::test_a_private_repository_is_for_clients_that_may_read_it",),
     ),
     Mutant(
+        "a block passes by what the transport holds",
+        "p2pdist/transfer/openssl/server.py",
+        " or below.get_write_buffer_size() or ",
+        " or ",
+        ("tests/transfer/test_openssl_server.py",),
+    ),
+    Mutant(
         "a child moves to no host that is behind",
         "tracker/core/rebalance/overload.py",
         "max(self.behind, BEHIND_SHARE * max(0.0, above.load / above.slots - 1) * rest)",

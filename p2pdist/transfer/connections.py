@@ -37,6 +37,7 @@ from aiohttp import web
 
 from p2pdist.model.address import ip_of
 from p2pdist.transfer.input import INPUT_BYTES_MAX, Input, InputBook
+from p2pdist.transfer.tls import ServingContext
 
 CONNECTIONS_MAX = 4096
 IDLE_OF_ADDRESS_MAX = 512
@@ -245,14 +246,26 @@ class _Accepted:
         return serving
 
     async def _serve(self, server: web.Server, tls: ssl.SSLContext | None, seconds: float | None) -> None:
+        loop, served = asyncio.get_running_loop(), Input(server(), self._address, self._inputs)
         try:
-            self._transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: Input(server(), self._address, self._inputs),
-                self._connection,
-                ssl=tls,
-                ssl_handshake_timeout=seconds,
-                ssl_shutdown_timeout=SHUTDOWN_S_MAX if tls is not None else None,
-            )
+            if isinstance(tls, ServingContext):
+                assert seconds is not None
+                verified = loop.create_future()
+                between = tls.tls_protocol(served, verified, handshake_s=seconds, shutdown_s=SHUTDOWN_S_MAX)
+                self._transport, _ = await loop.connect_accepted_socket(lambda: between, self._connection)
+                try:
+                    await verified
+                except asyncio.CancelledError:
+                    self._transport.abort()
+                    raise
+            else:
+                self._transport, _ = await loop.connect_accepted_socket(
+                    lambda: served,
+                    self._connection,
+                    ssl=tls,
+                    ssl_handshake_timeout=seconds,
+                    ssl_shutdown_timeout=SHUTDOWN_S_MAX if tls is not None else None,
+                )
         except OSError as error:
             logger.debug("a connection ends before its first request: %r", error)
 

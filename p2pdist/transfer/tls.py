@@ -16,6 +16,7 @@ the Credentials; requests of agents to others go by the ssl module and the conte
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from p2pdist.files import read_content
 from p2pdist.model.errors import UsageError
@@ -74,9 +75,44 @@ class TlsConnection(socket.socket):
         """How many bytes are decrypted and not yet taken, of which the descriptor does not tell."""
         raise NotImplementedError
 
-    def recv_all_into(self, buffer: memoryview) -> int:
-        """Fill `buffer`, record by record; fewer bytes come only at the end of the connection,
-        which must be one that waits without a time limit."""
+    def recv_all_into(self, buffer: memoryview, *, permit: bool = False) -> int:
+        """Fill `buffer`, record by record; fewer bytes come only at the end of the connection.
+        `permit`: few threads do so at once (openssl/semaphore.py), and this one is one of them
+        until `rest`, except while it waits for the peer. Raises TlsError and OSError, and
+        ValueError where there is a time limit."""
+        raise NotImplementedError
+
+    def rest(self) -> None:
+        """Let another thread have this one's permit, if it has one: it will wait, or do something
+        else. By the thread that receives."""
+        raise NotImplementedError
+
+
+class ServedTls:
+    """The server's end of TLS on a plain transport. Of the connection's transport that is served it
+    is the extra information "sslcontext"."""
+
+    def send_now(self, data: memoryview, connection: socket.socket) -> Literal["no", "some", "all"]:
+        """Encrypt `data` and hand it to the kernel, by a copy of the connection's socket: "no", and
+        nothing is done, where something else waits to be sent; "some" where the kernel does not
+        take all, and the rest waits. `data` is free then. Raises ssl.SSLError."""
+        raise NotImplementedError
+
+    async def emptied(self) -> None:
+        """Wait until the kernel has taken what was to be sent, or the connection is lost."""
+        raise NotImplementedError
+
+
+class ServingContext(ssl.SSLContext):
+    """A server's context whose connections are served through a ServedTls."""
+
+    def tls_protocol(
+        self, served: asyncio.Protocol, verified: asyncio.Future[None], *, handshake_s: float, shutdown_s: float
+    ) -> asyncio.BaseProtocol:
+        """What a plain transport is to be connected with, to speak TLS around `served`: with time
+        limits of the handshake, and of the end, where both say that nothing follows. `verified` has
+        a result once the handshake is over, and its error where it failed (OSError). Raises
+        TlsError for credentials that cannot be used."""
         raise NotImplementedError
 
 

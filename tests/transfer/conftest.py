@@ -21,6 +21,7 @@ from stream_rig import PIECE, Copy, Handler, RawPeer, Receiver, SampleBlob, Serv
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout, PieceList
+from p2pdist.transfer.connections import ConnectionBook, LimitedSite
 from p2pdist.transfer.problems import problems
 from p2pdist.transfer.stream import loop_receiver
 from p2pdist.transfer.tls import Tls
@@ -42,9 +43,9 @@ async def start_app() -> AsyncIterator[StartApp]:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
         runners.append(runner)
         await runner.setup()
-        listener = socket.create_server(("127.0.0.1", 0))
-        await web.SockSite(runner, listener, ssl_context=tls).start()
-        return int(listener.getsockname()[1])
+        site = LimitedSite(runner, "127.0.0.1", 0, ConnectionBook(1000), tls=tls)
+        await site.start()
+        return site.port
 
     yield start
     for runner in runners:

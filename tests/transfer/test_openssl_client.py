@@ -902,3 +902,25 @@ def failing(credentials: object, method: int) -> NoReturn:
 def test_plain_agents_do_not_load_it() -> None:
     code = "import sys, p2pdist.cli.main, p2pdist.agent.agent, p2pdist.transfer.stream.client; assert 'OpenSSL' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_time_limit_is_that_of_a_read_as_a_whole(peer: Callable[[Behave], Peer], tls: Tls) -> None:
+    """Of a record whose bytes come one by one."""
+    done = threading.Event()
+
+    def then(secured: ssl.SSLSocket) -> None:
+        secured.recv(1)
+        raw = socket.socket(fileno=secured.detach())
+        with raw:
+            for byte in b"\x17\x03\x03\x40\x00" + bytes(200):
+                if done.wait(0.05):
+                    break
+                raw.sendall(bytes([byte]))
+
+    with opened(peer(speaking(server_by_ssl(tls), then)), tls, timeout_s=0.5) as connection:
+        connection.sendall(b"x")
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        assert time.monotonic() - began < 5 and connection.gettimeout() == 0.5
+        done.set()

@@ -1,9 +1,11 @@
 """The server's end of TLS connections (openssl/server.py), beside the ssl module, below both event
-loops: the same certificates are refused, and bytes come whole and in order or not at all."""
+loops and between a plain transport and what it serves: the same certificates are refused, and bytes
+come whole and in order or not at all."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import secrets
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import uvloop
@@ -31,9 +33,9 @@ from test_openssl_client import CLIENT, FIELD_CASES, PEM, SERVER, issue, same_fi
 
 from p2pdist.transfer.openssl import bindings, contexts
 from p2pdist.transfer.openssl.client import TlsSocket
-from p2pdist.transfer.openssl.server import ServerContext
+from p2pdist.transfer.openssl.server import DirectTls, ServerContext, ServerTls
 from p2pdist.transfer.stream.connections import prepare
-from p2pdist.transfer.tls import Tls, TlsError, TlsFiles
+from p2pdist.transfer.tls import ServedTls, Tls, TlsError, TlsFiles
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
@@ -47,11 +49,18 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
+class Closed(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
 class Service:
     """A service over TLS by an event loop of a thread of its own. `peers`: the certificates of the
-    clients that were let in; `failures`: what the loop had to tell."""
+    clients that were let in; `failures`: what the loop had to tell. `direct`: TLS is around a plain
+    transport, where the context can be."""
 
-    def __init__(self, context: ssl.SSLContext, loop: str, handler: Handler = echo) -> None:
+    def __init__(self, context: ssl.SSLContext, loop: str, handler: Handler = echo, *, direct: bool = False) -> None:
+        self._direct = direct
         self.peers: list[dict[str, Any] | None] = []
         self.ciphers: list[str] = []
         self.failures: list[dict[str, Any]] = []
@@ -70,9 +79,12 @@ class Service:
 
     async def _serve(self, ready: threading.Event) -> None:
         self._over = asyncio.Event()
-        listening = await asyncio.start_server(
-            self._taken, "127.0.0.1", 0, ssl=self._context, ssl_handshake_timeout=10, ssl_shutdown_timeout=2
-        )
+        if self._direct and isinstance(self._context, ServerContext):
+            listening = await self._loop.create_server(self._around, "127.0.0.1", 0)
+        else:
+            listening = await asyncio.start_server(
+                self._taken, "127.0.0.1", 0, ssl=self._context, ssl_handshake_timeout=10, ssl_shutdown_timeout=2
+            )
         self.port = listening.sockets[0].getsockname()[1]
         ready.set()
         await self._over.wait()
@@ -80,6 +92,16 @@ class Service:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         await asyncio.sleep(0.05)
+
+    def _around(self) -> asyncio.BaseProtocol:
+        assert isinstance(self._context, ServerContext)
+        served = asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._taken)
+        verified = self._loop.create_future()
+        verified.add_done_callback(lambda verified: verified.exception())
+        try:
+            return self._context.tls_protocol(served, verified, handshake_s=10, shutdown_s=2)
+        except OSError:  # where a loop calls for a protocol, it closes nothing
+            return Closed()
 
     async def _taken(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.peers.append(writer.get_extra_info("peercert"))
@@ -99,12 +121,13 @@ class Service:
         assert not self._thread.is_alive()
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=["asyncio", "uvloop", "asyncio direct", "uvloop direct"])
 def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., Service]]:
     services: list[Service] = []
 
     def start(context: ssl.SSLContext, handler: Handler = echo) -> Service:
-        services.append(Service(context, request.param, handler))
+        loop, _, direct = request.param.partition(" ")
+        services.append(Service(context, loop, handler, direct=bool(direct)))
         return services[-1]
 
     yield start
@@ -660,3 +683,143 @@ def test_what_pyopenssl_keeps_to_itself_is_there(tls: Tls) -> None:
     connection = SSL.Connection(SSL.Context(SSL.TLS_SERVER_METHOD), None)
     for name in ("_ssl", "_into_ssl", "_from_ssl", "_raise_ssl_error"):
         assert hasattr(connection, name), name
+
+
+def ask(client: IO[bytes], rounds: int) -> None:
+    """Have openssl-s_client(1) send something again and again, and change keys in between."""
+    with contextlib.suppress(BrokenPipeError):  # it has had everything
+        for number in range(rounds):
+            client.write(b"K\n" if number % 3 == 0 else b"ask\n")
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+@pytest.mark.parametrize("send_buffer", [4 << 10, 4 << 20])
+def test_what_is_sent_past_the_event_loop_keeps_its_place(
+    authority: Authority, tls: Tls, loop: str, send_buffer: int
+) -> None:
+    """Between what goes through the transport, and while the client exchanges keys, which the
+    server answers at any moment."""
+    if not (openssl := shutil.which("openssl")):
+        pytest.fail("openssl is needed")
+    rounds = 120
+    size = [(number * 9973) % 70_000 + 1 for number in range(rounds)]
+    data, taken = secrets.token_bytes(sum(size)), set[str]()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        around = writer.get_extra_info("sslcontext")
+        assert isinstance(around, ServedTls)
+        with writer.get_extra_info("socket").dup() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            start = 0
+            for number in range(rounds):
+                await reader.readexactly(1)
+                block = memoryview(bytearray(data[start : start + size[number]]))
+                start += size[number]
+                done = around.send_now(block, connection) if number % 5 else "no"
+                if done == "no":
+                    writer.write(block)
+                    await writer.drain()
+                else:
+                    block[:] = bytes(len(block))  # it is free
+                taken.add(done)
+                if number % 7 == 0:
+                    await around.emptied()
+        writer.close()
+
+    service = Service(ServerContext(tls), loop, handler, direct=True)
+    files = authority.issue("h1")
+    command = [openssl, "s_client", "-connect", f"127.0.0.1:{service.port}", "-quiet", "-cert", files.certificate]
+    command = [*map(str, command), "-key", str(files.key), "-CAfile", str(authority.path), "-no_ign_eof"]
+    try:
+        with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, bufsize=0) as client:
+            assert client.stdin and client.stdout
+            asking = threading.Thread(target=ask, args=(client.stdin, rounds))
+            asking.start()
+            came = bytearray()
+            try:
+                while len(came) < len(data) and (part := client.stdout.read(1 << 20)):
+                    came += part
+            finally:
+                asking.join()
+                client.kill()
+        assert came == data
+        assert ("some" if send_buffer < 1 << 20 else "all") in taken
+    finally:
+        service.stop()
+    assert service.failures == []
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_nothing_passes_by_what_the_transport_holds(authority: Authority, tls: Tls, loop: str) -> None:
+    """Although the kernel has room again, of which the event loop has not heard."""
+    first, second, answers = secrets.token_bytes(200_000), secrets.token_bytes(50_000), list[str]()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        around = writer.get_extra_info("sslcontext")
+        with writer.get_extra_info("socket").dup() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            answers.append(around.send_now(memoryview(first), connection))
+            time.sleep(0.3)  # the client reads, and the event loop stands still
+            answers.append(around.send_now(memoryview(second), connection))
+            writer.write(second)
+            await around.emptied()
+            answers.append(around.send_now(memoryview(bytes(10)), connection))
+        writer.close()
+
+    service = Service(ServerContext(tls), loop, handler, direct=True)
+    try:
+        with opened(service, client_by_ssl(authority, authority.issue("h1"))) as connection:
+            connection.settimeout(30)
+            came = exactly(connection, len(first) + len(second) + 10)
+    finally:
+        service.stop()
+    assert answers[:2] == ["some", "no"] and answers[2] != "no"
+    assert came == first + second + bytes(10)
+    assert service.failures == []
+
+
+def test_connections_that_are_over_leave_nothing(authority: Authority, tls: Tls) -> None:
+    """Also before the interpreter collects cycles, which a service does seldom."""
+
+    def count() -> int:
+        return sum(isinstance(each, DirectTls | ServerTls) for each in gc.get_objects())
+
+    service = Service(ServerContext(tls), "uvloop", direct=True)
+    context = client_by_ssl(authority, authority.issue("h1"))
+    gc.collect()
+    before = count()
+    gc.disable()
+    try:
+        for _ in range(5):
+            with opened(service, context) as connection:
+                connection.sendall(b"x")
+                assert connection.recv(1) == b"x"
+            with service.connect():
+                pass
+        until(lambda: count() == before)
+    finally:
+        gc.enable()
+        service.stop()
+
+
+def test_a_transport_answers_after_it_was_closed_twice(authority: Authority, tls: Tls) -> None:
+    answers: list[object] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        writer.close()
+        transport = writer.transport
+        answers.extend(
+            [transport.is_closing(), transport.get_write_buffer_size(), transport.get_protocol() is not None]
+        )
+        answers.append(transport.get_extra_info("socket") is not None)
+        transport.abort()
+
+    service = Service(ServerContext(tls), "uvloop", handler, direct=True)
+    try:
+        with opened(service, client_by_ssl(authority, authority.issue("h1"))):
+            until(lambda: len(answers) == 4)
+    finally:
+        service.stop()
+    assert answers == [True, 0, True, True]

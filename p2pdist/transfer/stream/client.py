@@ -199,13 +199,19 @@ class IncomingStream:
                     frames.leave()
                     return True
                 stream.check_frame(piece, length)
-                pause_s = stream.store(piece, frames.data(length), self._on_event)
+                data = frames.data(length)
+                if length > PIECE_MAX:  # others may receive while it is stored
+                    frames.rest()
+                pause_s = stream.store(piece, data, self._on_event)
                 if pause_s:
+                    frames.rest()
                     if loop_receiver is not None:
                         loop_receiver.share.begin()
                     self._wait(pause_s)
-                elif loop_receiver is not None and loop_receiver.share.low and loop_receiver.take_over():
-                    return False
+                elif loop_receiver is not None and loop_receiver.share.low:
+                    frames.rest()
+                    if loop_receiver.take_over():
+                        return False
         except TimeoutError as error:
             if error.errno is not None:  # the kernel's: the peer acknowledges nothing any more
                 raise

@@ -138,6 +138,9 @@ class _Reader:
             self._set_mark(1)
         self._taken = 0
 
+    def rest(self) -> None:
+        """The thread will wait for something else than frames."""
+
     def leave(self) -> None:
         """Bring the connection to the state in which the reader found it, for other uses."""
         self._set_mark(1)
@@ -263,10 +266,10 @@ class TlsFrameReader(_Reader):
     out what it has decrypted: at most one record of 16 KiB at a time.
 
     While frames come slowly the thread sleeps until much of a frame is there, as FrameReader's
-    does: encrypted bytes are never fewer than those that they hold, and TLS takes whole records
-    from a connection that blocks, so a mark of what a frame still lacks is always reached. With a
-    time limit TlsSocket waits for the connection itself, within a record as well, and then
-    there is no mark.
+    does: encrypted bytes are never fewer than those that they hold, and what was taken from the
+    kernel before and not decrypted counts as pending, so a mark of what a frame still lacks is
+    always reached. With a time limit TlsSocket waits for the connection itself, within a record as
+    well, and then there is no mark.
 
     On an event loop the connection does not block, and TLS may have taken the beginning of a record
     whose rest is yet to come: then the mark is lower by a record.
@@ -289,6 +292,7 @@ class TlsFrameReader(_Reader):
             self._within, self._there = False, RECORD_MAX
         self._set_mark(1)
         if timeout_s is not None:
+            self.rest()
             self._connection.settimeout(timeout_s)
         while self._taken < FRAME.size:
             self._take(FRAME.size + shortest, FRAME.size)
@@ -313,6 +317,7 @@ class TlsFrameReader(_Reader):
     def expect(self, shortest: int) -> None:
         """Make the connection readable when the next frame, or much of it, has come; for an event
         loop, which does not wait in `head`."""
+        self.rest()
         self._connection.settimeout(0)
         self._mark_missing(FRAME.size + shortest, FRAME.size)
 
@@ -332,8 +337,17 @@ class TlsFrameReader(_Reader):
             return None
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
+    def done(self) -> None:
+        super().done()
+        if not self._rate.fast:
+            self.rest()
+
+    def rest(self) -> None:
+        self._connection.rest()
+
     def leave(self) -> None:
         super().leave()
+        self.rest()
         self._connection.settimeout(None)
 
     def receiving(self) -> int | None:
@@ -364,6 +378,7 @@ class TlsFrameReader(_Reader):
             missing = (least if self._shortened else end) - self._taken
             self._there = min(missing, STEP_BYTES)
             self._set_mark(self._there)
+        self.rest()
         self._poll.poll()
         self._set_mark(1)  # TLS waits for the rest of a record, which is less
 
@@ -375,7 +390,7 @@ class TlsFrameReader(_Reader):
     def _take_all(self, end: int) -> None:
         """Take the frame's first `end` bytes as they come, in one call."""
         view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
-        count = self._connection.recv_all_into(view)
+        count = self._connection.recv_all_into(view, permit=self._rate.fast)
         self._taken += count
         self._there -= count
         if count < len(view):

@@ -5,10 +5,11 @@ Theory. Two drivers receive the same stream by turns: a thread (client.py), and 
 the stream meanwhile. What the stream may still do is one State, and TRANSITIONS is the only place
 that says how it changes.
 
-Invariants: one buffer of one piece is all the memory that a stream takes, whatever the peer sends;
-a piece goes to `write` only after its number and length have been checked, and counts only when
-`write` has verified it; a stream is "done" only after the closing frame that follows the last
-piece, and only then another stream may use its connection.
+Invariants: one buffer of one piece, over TLS with what is not decrypted yet (TAKEN_MAX in
+openssl/client.py), is all the memory that a stream takes, whatever the peer sends; a piece goes to
+`write` only after its number and length have been checked, and counts only when `write` has
+verified it; a stream is "done" only after the closing frame that follows the last piece, and only
+then another stream may use its connection.
 """
 
 from __future__ import annotations

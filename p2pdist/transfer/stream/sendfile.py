@@ -1,12 +1,13 @@
 """Writes the body of an aiohttp response with sendfile, past the transport, and sizes the socket's
-send buffer; with TLS it writes through the transport.
+send buffer; with TLS it encrypts what it reads, past the transport where that can be told apart.
 
 Theory: asyncio's own `loop.sendfile` pauses reading, waits for writability after every block even
 when the kernel took all of it, and moves the file's position: several system calls a block. A
 duplicate of the socket's descriptor lets Connection call sendfile itself and wait only when the
 kernel is full. The transport goes on reading, so both notice the end of the connection. Sendfile
-cannot encrypt, so TLS goes through the transport: read, write, and wait until the transport holds
-nothing. Blocks, limits and waking are the same for both.
+cannot encrypt, so with TLS a block is read and encrypted, and the kernel gets it at once where the
+server's end is a ServedTls; else it goes through the transport, and so does what the kernel does
+not take. Blocks, limits and waking are the same for both.
 
 What a socket's send buffer holds is out of the sender's hands: the uplink's schedule means nothing
 beyond it, and on a slow path it only lengthens the queue in front of the receiver, where that
@@ -54,6 +55,7 @@ from typing import Literal
 from aiohttp import web
 
 from p2pdist.model.errors import Corrupt
+from p2pdist.transfer.tls import ServedTls
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +227,10 @@ class Connection:
         disk: bool = True,
     ) -> None:
         self.gone = False
-        self._tls = request.get_extra_info("sslcontext") is not None
+        context = request.get_extra_info("sslcontext")
+        self._tls = context is not None
+        self._direct = context if isinstance(context, ServedTls) else None
+        """Encrypts past the transport; None where the event loop alone speaks TLS."""
         self._unwritten = b""
         """What `send` holds back for the next write through the transport (TLS)."""
         self._block = memoryview(b"")
@@ -325,8 +330,8 @@ class Connection:
         if transport is None:
             raise ConnectionResetError("the client has closed the connection")
         if transport.get_write_buffer_size() or self._tls:
-            transport.set_write_buffer_limits(1)  # 0 would pause uvloop's TLS for good
-            await self._request.writer.drain()
+            transport.set_write_buffer_limits(1)  # 0 would pause TLS for good
+            await self.drained()
 
     def send_now(self, data: bytes | memoryview, *, more: bool = False) -> int:
         """How many bytes of `data` the kernel takes without waiting; none with TLS. Raises
@@ -362,34 +367,42 @@ class Connection:
         return sent
 
     def encrypt_now(self, head: bytes, file: int, offset: int, count: int) -> Literal["no", "some", "all"]:
-        """With TLS, write `head` and `count` bytes of a file descriptor through the transport: "no"
-        where that would wait for the client or the disk, the file is too short, or this is no TLS;
-        "some" where the transport still holds some of it, for which `drained` waits."""
-        if not self._tls or self._unwritten or not self._encrypt_now(head, file, offset, count):
+        """With TLS, encrypt what `send` held back, `head` and `count` bytes of a file descriptor,
+        and hand them to the kernel: "no" where that would wait for the client or the disk, the file
+        is too short, or this is no TLS; "some" where the kernel has not taken all, for which
+        `drained` waits. Only a transport that holds nothing is written to, so the memory of the
+        last block is free."""
+        transport = self._request.transport
+        if not self._tls or count > TLS_BLOCK_BYTES or transport is None or transport.is_closing():
             return "no"
-        if self._buffer is not None:
-            self._buffer.sent(count)
-        assert self._request.transport is not None
-        return "some" if self._request.transport.get_write_buffer_size() else "all"
-
-    def _encrypt_now(self, head: bytes, file: int, offset: int, count: int) -> bool:
-        """As `encrypt_now`; False for "no". Only a transport that holds nothing is written to, so
-        the memory of the last block is free."""
-        transport, length = self._request.transport, len(head) + count
-        if transport is None or transport.is_closing() or count > TLS_BLOCK_BYTES or transport.get_write_buffer_size():
-            return False
+        if transport.get_write_buffer_size():
+            return "no"
+        head = self._unwritten + head
+        length = len(head) + count
         if len(self._block) < length:
             self._block = memoryview(bytearray(length))
         block = self._block[:length]
         block[: len(head)] = head
         if not _read_now(file, block[len(head) :], offset, disk=self._disk):
-            return False
-        transport.write(block)
-        return True
+            return "no"
+        taken: Literal["no", "some", "all"]
+        if self._direct is not None:
+            assert self._socket is not None
+            taken = self._direct.send_now(block, self._socket)
+        else:
+            transport.write(block)
+            taken = "some" if transport.get_write_buffer_size() else "all"
+        if taken != "no":
+            self._unwritten = b""
+            if self._buffer is not None:
+                self._buffer.sent(count)
+        return taken
 
     async def drained(self) -> None:
         """Wait until the transport has handed what it holds to the kernel."""
         await self._request.writer.drain()
+        if self._direct is not None:
+            await self._direct.emptied()
 
     async def send(self, data: bytes | memoryview, *, more: bool = False) -> None:
         """Hand `data` to the kernel; with `more` it may wait there to share a packet with what
@@ -402,6 +415,18 @@ class Connection:
         while data := data[self.send_now(data, more=more) :]:
             await self._writable()
 
+    async def send_block(self, head: bytes, file: int, offset: int, count: int) -> None:
+        """Hand `head` and `count` bytes of a file descriptor to the kernel. Raises what `send_file`
+        raises."""
+        if self._tls and (taken := self.encrypt_now(head, file, offset, count)) != "no":
+            self._since_wait += count
+            if taken == "some" or self._since_wait >= TURN_BYTES:
+                await self._written(0)
+            return
+        if head:
+            await self.send(head, more=True)
+        await self.send_file(file, offset, count)
+
     async def send_file(self, file: int, offset: int, count: int) -> None:
         """Hand `count` bytes of a file descriptor, from `offset`, to the kernel. Raises
         ConnectionError when the client is gone, Corrupt when the file is too short, and OSError
@@ -410,7 +435,7 @@ class Connection:
             await self._encrypt_file(file, offset, count)
             return
         while count:
-            ready = await self._ready(file, offset, count)
+            ready = await _brought(file, offset, count, disk=self._disk)
             sent = self._send_file_now(file, offset, ready)
             offset += sent
             count -= sent
@@ -421,30 +446,19 @@ class Connection:
                 self._since_wait = 0
                 await asyncio.sleep(0)
 
-    async def _ready(self, file: int, offset: int, count: int) -> int:
-        """Bring bytes of a file to memory, in a thread where the disk must be read: it may hang,
-        and the loop must not hang with it. Returns how many of `count` are in memory. Raises
-        OSError."""
-        if not self._disk or _in_page_cache(file, offset, count):
-            return count
-        count = min(count, TURN_BYTES)
-        await self._loop.run_in_executor(_readers, os.pread, file, count, offset)
-        return count
-
     async def _encrypt_file(self, file: int, offset: int, count: int) -> None:
         while count:
             length = min(count, TLS_BLOCK_BYTES)
-            if self._encrypt_now(self._unwritten, file, offset, length):
-                self._unwritten = b""
+            if self.encrypt_now(b"", file, offset, length) != "no":
                 await self._written(length)
             else:
-                data = os.pread(file, await self._ready(file, offset, length), offset)
+                data = os.pread(file, await _brought(file, offset, length, disk=self._disk), offset)
                 if not data:
                     raise Corrupt(f"a file in the store ends {count} bytes early, at byte {offset}")
                 await self._write(data)
                 length = len(data)
-            if self._buffer is not None:
-                self._buffer.sent(length)
+                if self._buffer is not None:
+                    self._buffer.sent(length)
             offset += length
             count -= length
 
@@ -462,7 +476,7 @@ class Connection:
         """Wait until the kernel has taken what was written, and let other tasks run once in
         TURN_BYTES."""
         self._since_wait += length
-        await self._in_time(self._request.writer.drain())
+        await self._in_time(self.drained())
         if self._since_wait >= TURN_BYTES:
             self._since_wait = 0
             await asyncio.sleep(0)
@@ -486,6 +500,16 @@ class Connection:
                 await taken
         except TimeoutError as error:
             raise ConnectionAbortedError(f"the client has taken nothing for {self._idle_s:g} s") from error
+
+
+async def _brought(file: int, offset: int, count: int, *, disk: bool) -> int:
+    """Bring bytes of a file to memory, in a thread where the disk must be read: it may hang, and
+    the loop must not hang with it. Returns how many of `count` are in memory. Raises OSError."""
+    if not disk or _in_page_cache(file, offset, count):
+        return count
+    count = min(count, TURN_BYTES)
+    await asyncio.get_running_loop().run_in_executor(_readers, os.pread, file, count, offset)
+    return count
 
 
 def _in_page_cache(file: int, offset: int, count: int) -> bool:

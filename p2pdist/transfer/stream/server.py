@@ -192,11 +192,8 @@ class _Frames:
             return
         if not self._left:
             self._begin(block)
-        if self._head:
-            head, self._head = self._head, b""
-            await self._connection.send(head, more=True)
-        left, self._left = self._left, 0
-        await self._connection.send_file(self._file, self._offset, left)
+        (head, self._head), (left, self._left) = (self._head, b""), (self._left, 0)
+        await self._connection.send_block(head, self._file, self._offset, left)
 
     def check_end(self) -> None:
         assert self._expected == 0, "the stream ends within a piece"
