@@ -20,7 +20,14 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
 )
-HIDING = "import os, time\nif os.fork(): time.sleep(60)\nos.setsid()\nif os.fork(): os._exit(0)\ntime.sleep(60)"
+HIDING = """
+import os, time
+if os.fork(): time.sleep(60)
+os.setsid()
+if os.fork(): os._exit(0)
+print('hidden', flush=True)
+time.sleep(60)
+"""
 
 OBEDIENT = """
 import signal, sys, time
@@ -74,8 +81,8 @@ async def test_services_and_calls_are_ended_and_the_order_is_kept(tmp_path: Path
 async def test_a_process_that_hides_is_found_ended_and_reported(tmp_path: Path) -> None:
     """A grandchild in a session of its own does not survive, and its survival so far is said."""
     processes = Processes(tmp_path)
-    await processes.start("origin", [sys.executable, "-c", HIDING])
-    while len(strays(str(tmp_path))) < 2:
+    service = await processes.start("origin", [sys.executable, "-c", HIDING])
+    while service.last_words() != "hidden" or len(strays(str(tmp_path))) > 2:  # the one between goes away
         await asyncio.sleep(0.02)
     untidy = await processes.stop()
     assert len(untidy) == 1
