@@ -224,7 +224,7 @@ class Content:
         remember(self._tags, name, (time.monotonic(), found), TAGS_MAX)
         return found
 
-    async def last_meaning(self, reference: Reference, wait_s: float) -> Digest | None:
+    async def last_meaning(self, reference: Reference, wait_s: float = TAG_WAIT_S) -> Digest | None:
         """The manifest that a reference names, or, where the origin does not say within `wait_s`
         or has the tag no longer, what it named last; None where that is not known."""
         try:

@@ -23,6 +23,7 @@ from p2pdist.model.manifest import parse_reference
 from p2pdist.model.preseed import decode_request
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import JSON_TYPE, Answer, Route
+from tracker.content import TAG_WAIT_S
 from tracker.core.events import HostDrained
 from tracker.core.preseeds.selectors import near, no_match, parse_selector
 from tracker.hosts.drains import Drains
@@ -35,9 +36,9 @@ PASSED_ON_S = 2.0
 """How long other trackers wait for the answers of their hosts: they must answer this one in time
 (tracker/cluster/siblings.py)."""
 
-MEANING_S, LOCAL_MEANING_S = 3.0, 0.5
-"""How long an eviction waits for what the origin says of a tag, at the tracker that is asked and at
-those to which that passes it on."""
+PASSED_ON_TAG_WAIT_S = 0.5
+"""How long an eviction waits for what the origin says of a tag at the trackers to which it is
+passed on."""
 
 
 def _json(body: object) -> web.Response:
@@ -126,7 +127,7 @@ async def evict(request: web.Request) -> web.Response:
     names = _chosen(request, wanted)
     siblings = siblings_of(request)
     unanswered: list[str] = []
-    meaning = await _meaning(service, wanted, LOCAL_MEANING_S if _local(request) else MEANING_S)
+    meaning = await _meaning(service, wanted, PASSED_ON_TAG_WAIT_S if _local(request) else TAG_WAIT_S)
     eviction = await service.desk.evict(wanted.package, wanted.digest, names, wanted.wait_s, meaning)
     if siblings is not None:
         body = msgspec.json.encode(msgspec.structs.replace(wanted, wait_s=min(wanted.wait_s, PASSED_ON_S)))

@@ -44,9 +44,6 @@ from tracker.state.history import name_of
 WRITE_S_MAX = 20.0
 """A follower that takes nothing for so long is given up."""
 
-MEANING_S = 3.0
-"""How long a question waits for what the origin says of a tag."""
-
 SILENCE_S = 10.0
 """So often a follower hears that the tracker is there."""
 
@@ -156,7 +153,7 @@ async def _meaning(request: web.Request, package: str) -> str:
         return ""
     if not identity_of(request).may_read([reference.name]):
         return ""
-    return await request.app[SERVICE].content.last_meaning(reference, MEANING_S) or ""
+    return await request.app[SERVICE].content.last_meaning(reference) or ""
 
 
 def _number(request: web.Request, name: str, otherwise: int, most: int) -> int:
