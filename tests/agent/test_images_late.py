@@ -181,7 +181,8 @@ async def test_an_agent_asks_its_own_upstream_while_the_tracker_hangs(
 async def test_lists_are_given_as_they_were_without_a_tracker(
     odd: Odd, site: ImageSite, relay: Relay, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "HEARTBEAT_S", 3.0)
+    monkeypatch.setattr(session_module, "HEARTBEAT_S", 2.0)
+    monkeypatch.setattr(session_module, "PATIENCE_S", 1.0)
     image = publish(odd)
 
     async def tags(request: web.Request) -> web.StreamResponse:

@@ -12,15 +12,17 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from aiohttp import web
+from aiohttp import WSMsgType, web
 from waits import until
 
-from p2pdist.agent.tracker.session import OUTBOX_MAX, Handlers, TrackerSession
+import p2pdist.agent.tracker.session as session_module
+from p2pdist.agent.tracker.session import OUTBOX_MAX, Handlers, TrackerSession, heartbeat_s
 from p2pdist.model.address import Vicinity
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Left, Pace, Reject, Report, Welcome, encode
 from p2pdist.model.plan import Plan
+from tracker.core.report_rate import report_interval_s
 
 BLOB = digest_of(b"blob")
 WELCOME = encode(Welcome(PROTOCOL_VERSION, 0.05)).decode()
@@ -51,14 +53,14 @@ hellos: list[str] = []
 
 
 @asynccontextmanager
-async def tracker(script: Script) -> AsyncIterator[str]:
+async def tracker(script: Script, *, autoping: bool = True) -> AsyncIterator[str]:
     """A WebSocket server that follows `script(socket, number of the session)` after each hello."""
     sessions = 0
 
     async def session(request: web.Request) -> web.WebSocketResponse:
         nonlocal sessions
         sessions += 1
-        socket = web.WebSocketResponse()
+        socket = web.WebSocketResponse(autoping=autoping)
         await socket.prepare(request)
         hellos.append((await socket.receive()).data)
         await script(socket, sessions)
@@ -204,6 +206,66 @@ async def test_a_tracker_that_does_not_read_is_left_and_tried_again() -> None:
             host.session.send(Left(BLOB))
         await until(lambda: opened == 2 and host.session.connected)
         assert opened == 2 and host.session.connected
+
+
+@pytest.mark.parametrize(
+    ("several", "hosts", "pause_s", "patience_s"),
+    [(True, 4, 0.75, 2), (True, 2500, 0.75, 2), (True, 5000, 1.5, 2), (True, 30_000, 4, 2), (False, 4, 10, 5)],
+)
+def test_a_tracker_of_many_hosts_is_pinged_less_often(
+    several: bool, hosts: int, pause_s: float, patience_s: float
+) -> None:
+    """In a small fleet of several trackers one that hangs is noticed within 3 s."""
+    assert heartbeat_s(several, report_interval_s(hosts)) == (pause_s, patience_s)
+
+
+async def test_a_tracker_that_hangs_is_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the connection, and says nothing."""
+    monkeypatch.setattr(session_module, "SEVERAL_HEARTBEAT_S_MIN", 0.1)
+    monkeypatch.setattr(session_module, "SEVERAL_PATIENCE_S", 0.1)
+    silent = asyncio.Event()
+
+    async def hanging(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        await silent.wait()
+
+    async def other(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        await stay(socket)
+
+    async with tracker(hanging) as first, tracker(other) as second, running(Host(first, second)) as host:
+        await until(lambda: host.session.connected and host.session.url == second)
+        silent.set()
+
+
+async def test_a_tracker_that_only_answers_pings_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an agent answers those of its tracker."""
+    monkeypatch.setattr(session_module, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(session_module, "PATIENCE_S", 5.0)
+    pinged = asyncio.Event()
+
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        await socket.ping(b"there?")
+        pings = 0
+        while pings < 10 or not answered.is_set():
+            frame = await socket.receive()
+            if frame.type == WSMsgType.PONG:
+                assert frame.data == b"there?"
+                answered.set()
+            if frame.type == WSMsgType.PING:
+                pings += 1
+                await socket.pong(frame.data)
+        pinged.set()
+        await stay(socket)
+
+    answered = asyncio.Event()
+    async with tracker(script, autoping=False) as url:
+        host = Host(url)
+        host.news = False
+        async with running(host):
+            await pinged.wait()
+            assert host.session.connected and not host.session.problem
 
 
 @pytest.mark.slow

@@ -35,7 +35,8 @@ async def aria2(site: TorrentSite, path: str) -> Path:
     words = [
         *("aria2c", "--no-conf", "--seed-time=0", "--file-allocation=none", f"--dir={target}", "--bt-stop-timeout=25"),
         *("--enable-dht=false", "--enable-dht6=false", "--bt-enable-lpd=false", "--enable-peer-exchange=false"),
-        *(f"--listen-port={free_port()}", "--follow-torrent=mem", "--log-level=info", f"--log={site.directory}/aria2.log"),
+        *(f"--listen-port={free_port()}", "--follow-torrent=mem"),
+        *("--log-level=info", f"--log={site.directory}/aria2.log"),
     ]
     output = site.directory / "aria2.out"
     async with running(*words, site.url + path, output=output) as process:

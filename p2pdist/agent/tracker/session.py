@@ -77,9 +77,22 @@ logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
-HEARTBEAT_S = 10.0
-HEARTBEAT_SEVERAL_S = 4.0
-"""Pause between two heartbeats where another tracker can take the place of one that is silent."""
+HEARTBEAT_S, PATIENCE_S = 10.0, 5.0
+"""A tracker from which nothing came for so long is pinged, and has so long to show that it
+lives."""
+
+SEVERAL_HEARTBEAT_S_MIN, SEVERAL_HEARTBEAT_S_MAX = 0.75, 4.0
+HEARTBEAT_INTERVALS = 3.0
+SEVERAL_PATIENCE_S = 2.0
+"""The same where another tracker can take the place of one that is silent: it is pinged after so
+many intervals of reports, which are long where the tracker has many hosts or much to do. Up to
+2,500 hosts notice a tracker that hangs before 3 s have passed."""
+
+LATE_S = 0.05
+"""What came while this process was busy is read first, before a tracker is called silent."""
+
+GOODBYE_S = 0.25
+"""How long a tracker may take to answer the end of a session: one that hangs never does."""
 
 REPORT_S_MIN, REPORT_S_MAX = 0.05, 60.0
 """Limits of the interval at which a tracker has this host report."""
@@ -346,9 +359,9 @@ class TrackerSession:
         try:
             async with http.ws_connect(
                 self._url + "/v1/session",
-                heartbeat=HEARTBEAT_SEVERAL_S if len(self.addressed()) > 1 or self._others else HEARTBEAT_S,
+                autoping=False,  # pongs show that the tracker lives
                 max_msg_size=MESSAGE_BYTES_MAX,
-                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_S),
                 ssl=self._context,
                 server_hostname=self._tracker_name,
             ) as socket:
@@ -357,7 +370,9 @@ class TrackerSession:
                 self.origin, self.problem, self.tracker = welcome.origin, "", welcome.tracker
                 self.takes_failures, self.takes_conditions = welcome.failures, welcome.conditions
                 self.attention.opened(self._url, self._context, self._tracker_name)
-                self._connection = _Connection(socket, handlers, welcome.report_interval_s, self.attention)
+                self._connection = _Connection(
+                    socket, handlers, welcome.report_interval_s, self.attention, lambda: len(self.addressed()) > 1
+                )
                 handlers.on_ownership(welcome)
                 handlers.on_change(True)
                 self._connection.send_holdings()
@@ -490,9 +505,16 @@ class _Connection:
         handlers: Handlers,
         interval_s: float,
         attention: Attention,
+        several: Callable[[], bool],
     ) -> None:
         self._socket, self._handlers, self._attention = socket, handlers, attention
         self._interval_s = _clamped(interval_s)
+        self._several = several
+        """Whether another tracker can take the place of this one."""
+        self._heard = asyncio.Event()
+        """Something came from the tracker since it was pinged. `_heard_at` says when it came last,
+        in the event loop's time."""
+        self._heard_at = asyncio.get_running_loop().time()
         self._outbox: asyncio.Queue[FromAgent] = asyncio.Queue(OUTBOX_MAX)
         self._broken: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
         """Gets the failure that ends the session, where neither reading nor writing raises it."""
@@ -515,7 +537,7 @@ class _Connection:
 
     async def run(self) -> None:
         """Read, write and report until either side ends the session; raises why."""
-        tasks = [asyncio.create_task(work) for work in (self._read(), self._write())]
+        tasks = [asyncio.create_task(work) for work in (self._read(), self._write(), self._watch())]
         self._report_later(self._interval_s * random.random())
         try:
             done, _ = await asyncio.wait([*tasks, self._broken], return_when=asyncio.FIRST_COMPLETED)
@@ -539,10 +561,9 @@ class _Connection:
         last_rejection: P2PDistError | None = None
         while True:
             try:
-                message = await _receive(self._socket)
+                message = await _receive(self._socket, self._note_heard)
             except aiohttp.ClientError as ended:
                 raise last_rejection or ended from None
-            self._attention.heard()
             if isinstance(message, Reject) and message.blob is None:
                 last_rejection = from_problem(message.problem)
             if isinstance(message, Pace):
@@ -551,6 +572,31 @@ class _Connection:
                 self._handlers.on_message(message)
             elif isinstance(message, OwnershipChanged | NotOwner):
                 self._handlers.on_ownership(message)
+
+    def _note_heard(self) -> None:
+        """Something came from the tracker, be it a pong."""
+        self._heard_at = asyncio.get_running_loop().time()
+        self._heard.set()
+        self._attention.heard()
+
+    async def _watch(self) -> NoReturn:
+        """End the session with a tracker that is silent. It shows by anything that it lives, and a
+        ping asks it to; one that hangs may not even take that."""
+        loop = asyncio.get_running_loop()
+        while True:
+            pause_s, patience_s = heartbeat_s(self._several(), self._interval_s)
+            if (rest_s := self._heard_at + pause_s - loop.time()) > 0:
+                await asyncio.sleep(rest_s)
+                continue
+            self._heard.clear()
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._socket.ping()
+                    await self._heard.wait()
+            except TimeoutError:
+                await asyncio.sleep(LATE_S)
+                if not self._heard.is_set():
+                    raise Unavailable(f"it has been silent for {loop.time() - self._heard_at:.0f} s") from None
 
     async def _write(self) -> NoReturn:
         while True:
@@ -574,8 +620,7 @@ class _Connection:
         self._reporting = asyncio.get_running_loop().call_later(delay_s, self._report_now)
 
     def _report_now(self) -> None:
-        """Send what is new, when something is. The WebSocket's own heartbeat shows that this host
-        lives."""
+        """Send what is new, when something is. That this host lives shows by pings and pongs."""
         try:
             report = self._handlers.report()
         except Exception as error:
@@ -584,6 +629,15 @@ class _Connection:
         if report is not None:
             self.send(report)
         self._report_later(self._interval_s)
+
+
+def heartbeat_s(several: bool, interval_s: float) -> tuple[float, float]:
+    """After how many seconds of silence a tracker is pinged that has this host report every
+    `interval_s`, and how many more it may be silent; `several`: another can take its place."""
+    if not several:
+        return HEARTBEAT_S, PATIENCE_S
+    pause_s = max(SEVERAL_HEARTBEAT_S_MIN, HEARTBEAT_INTERVALS * interval_s)
+    return min(pause_s, SEVERAL_HEARTBEAT_S_MAX), SEVERAL_PATIENCE_S
 
 
 def _clock_ahead_s(welcome: Welcome, one_way_s: float, url: str) -> float | None:
@@ -604,8 +658,13 @@ def _clamped(interval_s: float) -> float:
     return min(max(interval_s, REPORT_S_MIN), REPORT_S_MAX)
 
 
-async def _receive(socket: aiohttp.ClientWebSocketResponse) -> FromTracker:
-    frame = await socket.receive()
+async def _receive(socket: aiohttp.ClientWebSocketResponse, heard: Callable[[], None] = lambda: None) -> FromTracker:
+    """The tracker's next message; calls `heard` for each frame that comes. Answers pings."""
+    while (frame := await socket.receive()).type in (aiohttp.WSMsgType.PING, aiohttp.WSMsgType.PONG):
+        heard()
+        if frame.type == aiohttp.WSMsgType.PING:
+            await socket.pong(frame.data)
+    heard()
     if frame.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
         raise aiohttp.ClientConnectionError("the session ended")
     return decode_from_tracker(frame.data)
