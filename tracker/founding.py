@@ -8,8 +8,7 @@ from collections import OrderedDict
 
 FOUNDED_PER_S, FOUNDED_BURST = 500.0, 4000
 """Swarms that one session may found: a second, and at once after a while without. An agent with ten
-thousand blobs says so to a tracker that has just started before its heartbeat, which waits behind
-its holdings, is missed."""
+thousand blobs has said so to a tracker that has just started after 12 s."""
 
 ADDRESS_SHARE = 4
 """The sessions of one address together found as many times that."""

@@ -7,6 +7,7 @@ import asyncio
 import ipaddress
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -53,7 +54,9 @@ hellos: list[str] = []
 
 
 @asynccontextmanager
-async def tracker(script: Script, *, autoping: bool = True) -> AsyncIterator[str]:
+async def tracker(
+    script: Script, *, autoping: bool = True, healthz: Callable[[web.Request], Awaitable[web.Response]] | None = None
+) -> AsyncIterator[str]:
     """A WebSocket server that follows `script(socket, number of the session)` after each hello."""
     sessions = 0
 
@@ -68,6 +71,8 @@ async def tracker(script: Script, *, autoping: bool = True) -> AsyncIterator[str
 
     app = web.Application()
     app.router.add_get("/v1/session", session)
+    if healthz is not None:
+        app.router.add_get("/healthz", healthz)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -236,6 +241,53 @@ async def test_a_tracker_that_hangs_is_left_for_another(monkeypatch: pytest.Monk
     async with tracker(hanging) as first, tracker(other) as second, running(Host(first, second)) as host:
         await until(lambda: host.session.connected and host.session.url == second)
         silent.set()
+
+
+async def test_a_tracker_that_answers_late_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over a slow link, where its pong waits behind all that this host has said."""
+    monkeypatch.setattr(session_module, "SEVERAL_HEARTBEAT_S_MIN", 0.05)
+    monkeypatch.setattr(session_module, "HEARTBEAT_INTERVALS", 0.0)
+    monkeypatch.setattr(session_module, "SEVERAL_PATIENCE_S", 0.1)
+    answered: Counter[int] = Counter()
+
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        async for frame in socket:
+            if frame.type == WSMsgType.PING:
+                await asyncio.sleep(0.3)
+                await socket.pong(frame.data)
+                answered[number] += 1
+
+    async with tracker(script, autoping=False) as url:
+        host = Host(url, "http://127.0.0.1:1")
+        host.news = False
+        async with running(host):
+            await until(lambda: max(answered.values(), default=0) > 3)
+            assert max(answered, key=lambda number: answered[number]) > 1, "the first session was given up"
+
+
+async def test_a_connection_that_breaks_is_no_sign_that_its_tracker_lives() -> None:
+    """A question whether it lives goes on meanwhile."""
+    asked, broken = asyncio.Event(), asyncio.Event()
+
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        if number > 1:
+            return await stay(socket)
+        await socket.send_str(WELCOME)
+        await broken.wait()
+
+    async def hanging(request: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with tracker(script, healthz=hanging) as url, running(Host(url)) as host:
+        assert await host.session.wait_connected(60)
+        host.news = False
+        question = asyncio.create_task(host.session.attention.responds())
+        await asked.wait()
+        broken.set()
+        assert not await question
 
 
 async def test_a_tracker_that_only_answers_pings_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

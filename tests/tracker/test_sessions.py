@@ -36,7 +36,7 @@ from p2pdist.model.messages import (
     decode_from_tracker,
     encode,
 )
-from tracker import service
+from tracker import founding, service
 from tracker.content import Content
 from tracker.core import report_rate
 from tracker.core.fleet import Fleet
@@ -384,6 +384,20 @@ async def test_sessions_of_one_address_found_swarms_together(site: Site) -> None
     assert max(waits[:few]) == 0.0 < min(waits[few + 1 :])
     session, _ = service.open_session(Hello(PROTOCOL_VERSION, "other", "10.0.0.2:7071"), source="10.9.9.8")
     assert service.held_back_s(session, Holding(Digest("sha256:" + "ab" * 32), 1, 1, (1,))) == 0.0
+
+
+async def test_an_agent_that_is_held_back_hears_that_the_tracker_lives(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own ping waits behind what it said."""
+    monkeypatch.setattr(founding, "FOUNDED_BURST", 10)
+    session = await site.http.ws_connect(site.url + "/v1/session", autoping=False)
+    await session.send_str(say(Hello(PROTOCOL_VERSION, "h1", "10.0.0.1:7071")))
+    assert isinstance(await heard(session), Welcome)
+    names = (f"sha256:{number:064x}" for number in range(1000))
+    await session.send_str(say(Holdings(tuple(Holding(Digest(name), 1, 1, (1,)) for name in names))))
+    assert (await session.receive(timeout=60)).type is aiohttp.WSMsgType.PONG
+    await session.close()
 
 
 async def test_nothing_is_kept_of_a_connection_that_ended_before_its_hello(monkeypatch: pytest.MonkeyPatch) -> None:

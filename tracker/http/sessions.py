@@ -41,6 +41,9 @@ from tracker.service import Outbox, Service
 
 HELLO_TIMEOUT_S = 10.0
 HEARTBEAT_S = 15.0
+SIGN_S = 0.5
+"""So often an agent that is held back hears that the tracker lives."""
+
 HANDSHAKE_S_MAX = 60.0
 """As many agents as connect at one moment after a restart: the last of ten thousand TLS handshakes
 ends long after it began."""
@@ -173,7 +176,7 @@ async def _read(source: Input | None, socket: Socket, service: Service, number: 
         try:
             message = decode_from_agent(frame.data)
             if isinstance(message, (Holding, Holdings)):
-                await _submit(service, number, message)
+                await _submit(service, number, message, socket)
             else:
                 service.submit(Received(number, message))
         except UsageError as error:
@@ -183,10 +186,13 @@ async def _read(source: Input | None, socket: Socket, service: Service, number: 
         del frame, message  # the next one may be long in coming, and there are many sessions
 
 
-async def _submit(service: Service, number: int, message: Holding | Holdings) -> None:
+async def _submit(service: Service, number: int, message: Holding | Holdings, socket: Socket) -> None:
     for part in _parts(message):
-        if (wait_s := service.held_back_s(number, part)) > 0:
-            await asyncio.sleep(wait_s)
+        wait_s = service.held_back_s(number, part)
+        while wait_s > 0:
+            await socket.pong()  # without its ping, which waits meanwhile behind these holdings
+            await asyncio.sleep(min(wait_s, SIGN_S))
+            wait_s -= SIGN_S
         service.submit(Received(number, part))
         if isinstance(part, Holdings):
             await asyncio.sleep(0)  # between two parts others have their turn

@@ -88,11 +88,15 @@ SEVERAL_PATIENCE_S = 2.0
 many intervals of reports, which are long where the tracker has many hosts or much to do. Up to
 2,500 hosts notice a tracker that hangs before 3 s have passed."""
 
+SLACK_MAX, SLACK_S = 16.0, 60.0
+"""After each session that ended by silence a tracker may be silent for twice as long, up to so many
+times, in the first SLACK_S of the next: over a slow link its pong waits behind all holdings."""
+
 LATE_S = 0.05
 """What came while this process was busy is read first, before a tracker is called silent."""
 
-GOODBYE_S = 0.25
-"""How long a tracker may take to answer the end of a session: one that hangs never does."""
+GOODBYE_S = 1.0
+"""How long a tracker may take to take, and to answer, the end of a session."""
 
 REPORT_S_MIN, REPORT_S_MAX = 0.05, 60.0
 """Limits of the interval at which a tracker has this host report."""
@@ -103,7 +107,9 @@ ANSWER_TIMEOUT_S = 20.0
 """How long a tracker may take to answer the request that opens a session: one that hangs takes
 connections still."""
 
-WELCOME_TIMEOUT_S = 10.0
+WELCOME_TIMEOUT_S, SEVERAL_WELCOME_TIMEOUT_S = 10.0, 6.0
+"""How long a tracker may take to welcome a host, and the same where there are others."""
+
 SETTLED_S = 2.0
 """A session that lasts less counts as a failure: the pause before the next try grows."""
 
@@ -224,6 +230,8 @@ class TrackerSession:
         self._connection: _Connection | None = None
         """The WebSocket of a tracker that has welcomed this host."""
         self._welcomed = asyncio.Event()
+        self._slack = 1.0
+        """How many times as long as usual a tracker may be silent."""
         self._next = 0
         """Number of the tracker to try next, modulo the number of trackers."""
         self._offered = asyncio.Event()
@@ -324,6 +332,10 @@ class TrackerSession:
         others = set(urls)
         self._others = tuple(ranked(self._hello.host.encode(), others, len(others)))
 
+    def _several(self) -> bool:
+        """Whether another tracker can take the place of the one that is tried or connected."""
+        return len(self.addressed()) > 1
+
     def leave(self, reason: str) -> None:
         """End the session with the tracker that answers, and turn to the next one."""
         if self._connection is not None:
@@ -371,7 +383,7 @@ class TrackerSession:
                 self.takes_failures, self.takes_conditions = welcome.failures, welcome.conditions
                 self.attention.opened(self._url, self._context, self._tracker_name)
                 self._connection = _Connection(
-                    socket, handlers, welcome.report_interval_s, self.attention, lambda: len(self.addressed()) > 1
+                    socket, handlers, welcome.report_interval_s, self.attention, self._several, self._slack
                 )
                 handlers.on_ownership(welcome)
                 handlers.on_change(True)
@@ -380,6 +392,8 @@ class TrackerSession:
                 logger.info("the tracker %s answers", self.url)
                 await self._connection.run()
         except (P2PDistError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            if self._connection is not None:
+                self._slack = min(2 * self._slack, SLACK_MAX) if self._connection.silent else 1.0
             self._note_problem(in_words(error, self._url))
         except Exception as error:
             # Whatever a tracker sends, the next try may find a better one; without this loop the
@@ -404,7 +418,7 @@ class TrackerSession:
     async def _say_hello(self, socket: aiohttp.ClientWebSocketResponse) -> Welcome:
         asked_at = time.monotonic()
         await socket.send_frame(encode(self._hello_over(socket)), aiohttp.WSMsgType.TEXT)
-        async with asyncio.timeout(WELCOME_TIMEOUT_S):
+        async with asyncio.timeout(SEVERAL_WELCOME_TIMEOUT_S if self._several() else WELCOME_TIMEOUT_S):
             welcome = await _receive(socket)
         one_way_s = (time.monotonic() - asked_at) / 2
         if isinstance(welcome, Reject):
@@ -506,15 +520,22 @@ class _Connection:
         interval_s: float,
         attention: Attention,
         several: Callable[[], bool],
+        slack: float,
     ) -> None:
         self._socket, self._handlers, self._attention = socket, handlers, attention
         self._interval_s = _clamped(interval_s)
         self._several = several
         """Whether another tracker can take the place of this one."""
+        self._slack = slack
+        """How many times as long as usual it may be silent for SLACK_S."""
+        self.silent = False
+        """Whether the session ends because the tracker was silent."""
+        self._ping: asyncio.Task[None] | None = None
+        """The last ping."""
         self._heard = asyncio.Event()
         """Something came from the tracker since it was pinged. `_heard_at` says when it came last,
         in the event loop's time."""
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at = self._began_at = asyncio.get_running_loop().time()
         self._outbox: asyncio.Queue[FromAgent] = asyncio.Queue(OUTBOX_MAX)
         self._broken: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
         """Gets the failure that ends the session, where neither reading nor writing raises it."""
@@ -548,9 +569,14 @@ class _Connection:
             if self._reporting is not None:
                 self._reporting.cancel()
                 self._reporting = None
+            if self._ping is not None:
+                tasks.append(self._ping)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._socket.close()
 
     def end(self, error: Exception) -> None:
         """End the session for this reason."""
@@ -588,14 +614,21 @@ class _Connection:
             if (rest_s := self._heard_at + pause_s - loop.time()) > 0:
                 await asyncio.sleep(rest_s)
                 continue
+            if loop.time() < self._began_at + SLACK_S:
+                patience_s *= self._slack
             self._heard.clear()
+            if self._ping is None or self._ping.done():
+                # A task that is not awaited: it waits while the tracker takes nothing, and a writer
+                # that is cancelled while it waits fails the others.
+                self._ping = loop.create_task(self._socket.ping())
+                self._ping.add_done_callback(_note_taken)
             try:
                 async with asyncio.timeout(patience_s):
-                    await self._socket.ping()
                     await self._heard.wait()
             except TimeoutError:
                 await asyncio.sleep(LATE_S)
-                if not self._heard.is_set():
+                self.silent = not self._heard.is_set()
+                if self.silent:
                     raise Unavailable(f"it has been silent for {loop.time() - self._heard_at:.0f} s") from None
 
     async def _write(self) -> NoReturn:
@@ -631,6 +664,12 @@ class _Connection:
         self._report_later(self._interval_s)
 
 
+def _note_taken(ping: asyncio.Task[None]) -> None:
+    """Mark the failure of a ping as seen: reading tells of it, too."""
+    if not ping.cancelled():
+        ping.exception()
+
+
 def heartbeat_s(several: bool, interval_s: float) -> tuple[float, float]:
     """After how many seconds of silence a tracker is pinged that has this host report every
     `interval_s`, and how many more it may be silent; `several`: another can take its place."""
@@ -664,9 +703,9 @@ async def _receive(socket: aiohttp.ClientWebSocketResponse, heard: Callable[[], 
         heard()
         if frame.type == aiohttp.WSMsgType.PING:
             await socket.pong(frame.data)
-    heard()
     if frame.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
         raise aiohttp.ClientConnectionError("the session ended")
+    heard()
     return decode_from_tracker(frame.data)
 
 
