@@ -41,11 +41,12 @@ from p2pdist.agent.pull.registry import PullResources, Registry
 from p2pdist.agent.pull.vouched_blobs import VouchedBlobs
 from p2pdist.agent.sealed_packages import Sealed
 from p2pdist.agent.tracker.address import address_for_others, wildcard
+from p2pdist.agent.tracker.connection import ToHost
 from p2pdist.agent.tracker.desk import NOISE_BYTES, Desk
 from p2pdist.agent.tracker.failures import PullFailures
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
-from p2pdist.agent.tracker.session import ToHost, TrackerSession
+from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.agent.tracker.sources import NamedSources
 from p2pdist.agent.tracker.traces import TrackerTraces
 from p2pdist.agent.tracker.trackers import HostSide, Trackers

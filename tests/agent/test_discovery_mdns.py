@@ -19,7 +19,8 @@ from zeroconf.asyncio import AsyncZeroconf
 from p2pdist.agent.discovery.links import DiscoverySettings, Link, addresses_of, find_links
 from p2pdist.agent.discovery.mdns import TYPES, Discovery
 from p2pdist.agent.tracker import session as session_module
-from p2pdist.agent.tracker.session import Handlers, TrackerSession
+from p2pdist.agent.tracker.connection import Handlers
+from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.core.trackerless import Announcement, Kind, text_of
 from p2pdist.model.errors import UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Welcome, encode

@@ -19,6 +19,7 @@ from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.mirror import make_mirror_app
 from p2pdist.agent.images import images as images_module
 from p2pdist.agent.pull import registry as registry_module
+from p2pdist.agent.tracker import connection
 from p2pdist.agent.tracker import session as session_module
 from p2pdist.gateway.registry.mirror import BEGIN_S
 from p2pdist.model.digest import Digest
@@ -181,8 +182,8 @@ async def test_an_agent_asks_its_own_upstream_while_the_tracker_hangs(
 async def test_lists_are_given_as_they_were_without_a_tracker(
     odd: Odd, site: ImageSite, relay: Relay, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "HEARTBEAT_S", 2.0)
-    monkeypatch.setattr(session_module, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 2.0)
+    monkeypatch.setattr(connection, "PATIENCE_S", 1.0)
     image = publish(odd)
 
     async def tags(request: web.Request) -> web.StreamResponse:

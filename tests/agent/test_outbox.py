@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdist.agent.tracker.session import gathered
+from p2pdist.agent.tracker.connection import gathered
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,

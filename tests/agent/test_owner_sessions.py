@@ -13,7 +13,8 @@ from aiohttp import web
 from waits import until
 
 from p2pdist.agent.tracker import trackers as module
-from p2pdist.agent.tracker.session import ToHost, TrackerSession
+from p2pdist.agent.tracker.connection import ToHost
+from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.agent.tracker.trackers import HostSide, Owned, Trackers
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import (

@@ -14,7 +14,8 @@ import pytest
 from aiohttp import web
 
 from p2pdist.agent.pull.packages import Packages
-from p2pdist.agent.tracker.session import Handlers, TrackerSession
+from p2pdist.agent.tracker.connection import Handlers
+from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model import manifest as bundles
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound, Unsuitable

@@ -28,7 +28,8 @@ from p2pdist.agent.api.server import make_apps
 from p2pdist.agent.bittorrent.service import SwarmService, SwarmSettings
 from p2pdist.agent.buckets.package import BucketContext, PackageBucket
 from p2pdist.agent.sealed_packages import Opening, ask_keys
-from p2pdist.agent.tracker.session import Handlers, TrackerSession
+from p2pdist.agent.tracker.connection import Handlers
+from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.credentials.authority import agent_dns
 from p2pdist.gateway.s3.failures import S3Failure
 from p2pdist.model.access import TICKET_HEADER

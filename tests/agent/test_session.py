@@ -16,8 +16,9 @@ import pytest
 from aiohttp import WSMsgType, web
 from waits import until
 
-import p2pdist.agent.tracker.session as session_module
-from p2pdist.agent.tracker.session import OUTBOX_MAX, Handlers, TrackerSession, heartbeat_s
+from p2pdist.agent.tracker import connection
+from p2pdist.agent.tracker.connection import OUTBOX_MAX, Handlers, heartbeat_s
+from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.address import Vicinity
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable, UsageError
@@ -226,8 +227,8 @@ def test_a_tracker_of_many_hosts_is_pinged_less_often(
 
 async def test_a_tracker_that_hangs_is_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps the connection, and says nothing."""
-    monkeypatch.setattr(session_module, "SEVERAL_HEARTBEAT_S_MIN", 0.1)
-    monkeypatch.setattr(session_module, "SEVERAL_PATIENCE_S", 0.1)
+    monkeypatch.setattr(connection, "SEVERAL_HEARTBEAT_S_MIN", 0.1)
+    monkeypatch.setattr(connection, "SEVERAL_PATIENCE_S", 0.1)
     silent = asyncio.Event()
 
     async def hanging(socket: web.WebSocketResponse, number: int) -> None:
@@ -245,9 +246,9 @@ async def test_a_tracker_that_hangs_is_left_for_another(monkeypatch: pytest.Monk
 
 async def test_a_tracker_that_answers_late_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As over a slow link, where its pong waits behind all that this host has said."""
-    monkeypatch.setattr(session_module, "SEVERAL_HEARTBEAT_S_MIN", 0.05)
-    monkeypatch.setattr(session_module, "HEARTBEAT_INTERVALS", 0.0)
-    monkeypatch.setattr(session_module, "SEVERAL_PATIENCE_S", 0.1)
+    monkeypatch.setattr(connection, "SEVERAL_HEARTBEAT_S_MIN", 0.05)
+    monkeypatch.setattr(connection, "HEARTBEAT_INTERVALS", 0.0)
+    monkeypatch.setattr(connection, "SEVERAL_PATIENCE_S", 0.1)
     answered: Counter[int] = Counter()
 
     async def script(socket: web.WebSocketResponse, number: int) -> None:
@@ -292,8 +293,8 @@ async def test_a_connection_that_breaks_is_no_sign_that_its_tracker_lives() -> N
 
 async def test_a_tracker_that_only_answers_pings_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """And an agent answers those of its tracker."""
-    monkeypatch.setattr(session_module, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(session_module, "PATIENCE_S", 5.0)
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(connection, "PATIENCE_S", 5.0)
     pinged = asyncio.Event()
 
     async def script(socket: web.WebSocketResponse, number: int) -> None:

@@ -27,7 +27,8 @@ from functools import partial
 from math import inf
 
 from p2pdist.agent.tracker.attention import Attention
-from p2pdist.agent.tracker.session import Handlers, OwnershipNews, ToHost, TrackerSession, is_tracker_url
+from p2pdist.agent.tracker.connection import Handlers, OwnershipNews, ToHost
+from p2pdist.agent.tracker.session import TrackerSession, is_tracker_url
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import (
