@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import functools
 import gc
@@ -50,6 +51,12 @@ from p2pdist.transfer.connections import (
     connections_max,
 )
 from p2pdist.transfer.input import count_request
+
+M_TRIM_THRESHOLD = -1
+"""The name of that option of mallopt(3)."""
+
+TRIM_BYTES = 128 << 10
+"""So much a process keeps at the end of its heap: glibc's first value, which then stays."""
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "logfmt", "json")
@@ -229,6 +236,15 @@ def run(service: Coroutine[Any, Any, None]) -> None:
     gc.set_threshold(*COLLECT_AFTER)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(whole())
+
+
+def give_memory_back() -> None:
+    """Have the process return what it frees at the end of its heap, rather than keep ever more of
+    it (mallopt(3), M_TRIM_THRESHOLD): a plan of thousands of hosts takes much for a moment. Without
+    effect where the C library has no such option."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
 
 
 def raise_file_limit() -> None:

@@ -216,12 +216,13 @@ def command(
       p2pdist tracker --hub huggingface.co
       p2pdist tracker --state postgresql://tracker@db/p2pdist --advertise 10.0.0.5:7070
     """
-    from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run
+    from p2pdist.cli.daemon import discovery_settings, give_memory_back, listen_address, raise_file_limit, run
     from p2pdist.model.hub import hub_url
     from tracker.networks import parse_networks
     from tracker.upstreams.settings import all_upstreams
 
     raise_file_limit()
+    give_memory_back()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     address, believed = listen_address(listen, example="0.0.0.0:7070"), parse_networks(networks)
     settings = None if no_discovery else discovery_settings(address, network_id, discovery_interface)

@@ -1,0 +1,43 @@
+"""A tracker's process returns what it frees, measured in one of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+MIB = 1 << 20
+needs_mallopt = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+
+PROGRAM = """
+import ctypes, os, sys
+from p2pdist.cli.daemon import give_memory_back
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+if sys.argv[1] == "returns":
+    give_memory_back()
+libc.free(libc.malloc(24 << 20))  # glibc keeps twice that at the end of its heap from now on
+before = resident()
+blocks = [libc.malloc(64 << 10) for _ in range(320)]
+for block in blocks:
+    ctypes.memset(block, 1, 64 << 10)
+while blocks:
+    libc.free(blocks.pop())
+print(resident() - before)
+"""
+
+
+@needs_mallopt
+@pytest.mark.parametrize(("how", "kept"), [("returns", False), ("keeps", True)])
+def test_what_a_tracker_frees_is_returned(how: str, kept: bool) -> None:
+    """Of 20 MiB; without it all of them stay."""
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True, timeout=60)
+    assert (int(ended.stdout) > 15 * MIB) == kept, ended.stdout
+    assert (int(ended.stdout) < 5 * MIB) != kept, ended.stdout
