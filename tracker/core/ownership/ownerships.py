@@ -34,7 +34,7 @@ from math import inf
 from p2pdist.model.digest import Digest
 from p2pdist.model.ownership import EPOCH_MAX, PINS_MAX, TRACKERS_MAX, Ownership, Tracker, owner
 
-DEAD_S = 2.5
+DEAD_S = 3.0
 GAP_MAX_S = 1.0
 """Two looks at the database that lie farther apart count as this: the database was away, or this
 tracker was, and the others had no occasion to be seen."""
