@@ -497,7 +497,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "reports before joins",
-        "p2pdist/agent/tracker/session.py",
+        "p2pdist/agent/tracker/connection.py",
         "                if blob in self._advances or len(self._holdings) >= BLOBS_PER_MESSAGE_MAX:",
         "                if len(self._holdings) >= BLOBS_PER_MESSAGE_MAX:",
         ("tests/agent/test_outbox.py",),

@@ -42,7 +42,7 @@ from tracker.service import Outbox, Service
 HELLO_TIMEOUT_S = 10.0
 HEARTBEAT_S = 15.0
 SIGN_S = 0.5
-"""So often an agent that is held back hears that the tracker lives."""
+"""At least so often an agent that is held back hears that the tracker lives."""
 
 HANDSHAKE_S_MAX = 60.0
 """As many agents as connect at one moment after a restart: the last of ten thousand TLS handshakes

@@ -58,8 +58,8 @@ SEVERAL_HEARTBEAT_S_MIN, SEVERAL_HEARTBEAT_S_MAX = 0.75, 4.0
 HEARTBEAT_INTERVALS = 3.0
 SEVERAL_PATIENCE_S = 2.0
 """The same where another tracker can take the place of one that is silent: it is pinged after so
-many intervals of reports, which are long where the tracker has many hosts or much to do. Up to
-2,500 hosts notice a tracker that hangs before 3 s have passed."""
+many intervals of reports, which are long where the tracker has many hosts or much to do. Those of
+one with up to 2,500, and little to do, notice that it hangs before 3 s have passed."""
 
 SLACK_MAX, SLACK_S = 16.0, 60.0
 """After each session that ended by silence a tracker may be silent for twice as long, up to so many
@@ -170,8 +170,8 @@ class Connection:
         self._interval_s = _clamped(interval_s)
         self._several = several
         """Whether another tracker can take the place of this one."""
-        self._slack = slack
-        """How many times as long as usual it may be silent for SLACK_S."""
+        self.slack = slack
+        """How many times as long as usual it may be silent; as usual after SLACK_S."""
         self.silent = False
         """Whether the session ends because the tracker was silent."""
         self._ping: asyncio.Task[None] | None = None
@@ -249,16 +249,18 @@ class Connection:
         self._attention.heard()
 
     async def _watch(self) -> NoReturn:
-        """End the session with a tracker that is silent. It shows by anything that it lives, and a
-        ping asks it to; one that hangs may not even take that."""
+        """End the session with a tracker that is silent. It shows by any message or pong that it
+        lives, and a ping asks it to; one that hangs may not even take that. A message that comes
+        for longer than it may be silent ends the session as well, and has twice the time in the
+        next."""
         loop = asyncio.get_running_loop()
         while True:
             pause_s, patience_s = heartbeat_s(self._several(), self._interval_s)
             if (rest_s := self._heard_at + pause_s - loop.time()) > 0:
                 await asyncio.sleep(rest_s)
                 continue
-            if loop.time() < self._began_at + SLACK_S:
-                patience_s *= self._slack
+            if loop.time() >= self._began_at + SLACK_S:
+                self.slack = 1.0
             self._heard.clear()
             if self._ping is None or self._ping.done():
                 # A task that is not awaited: it waits while the tracker takes nothing, and a writer
@@ -266,7 +268,7 @@ class Connection:
                 self._ping = loop.create_task(self._socket.ping())
                 self._ping.add_done_callback(_note_taken)
             try:
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(patience_s * self.slack):
                     await self._heard.wait()
             except TimeoutError:
                 await asyncio.sleep(LATE_S)

@@ -57,12 +57,9 @@ RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
-ANSWER_TIMEOUT_S = 20.0
-"""How long a tracker may take to answer the request that opens a session: one that hangs takes
-connections still."""
-
 WELCOME_TIMEOUT_S, SEVERAL_WELCOME_TIMEOUT_S = 10.0, 6.0
-"""How long a tracker may take to welcome a host, and the same where there are others."""
+"""How long a tracker may take to answer the request that opens a session, and then the hello; and
+the latter where there are other trackers."""
 
 SETTLED_S = 2.0
 """A session that lasts less counts as a failure: the pause before the next try grows."""
@@ -267,7 +264,7 @@ class TrackerSession:
                 await self._connection.run()
         except (P2PDistError, aiohttp.ClientError, TimeoutError, OSError) as error:
             if self._connection is not None:
-                self._slack = min(2 * self._slack, SLACK_MAX) if self._connection.silent else 1.0
+                self._slack = min(2 * self._connection.slack, SLACK_MAX) if self._connection.silent else 1.0
             self._note_problem(in_words(error, self._url))
         except Exception as error:
             # Whatever a tracker sends, the next try may find a better one; without this loop the
