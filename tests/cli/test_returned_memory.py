@@ -24,12 +24,13 @@ libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p,
 if sys.argv[1] == "returns":
     give_memory_back()
 libc.free(libc.malloc(24 << 20))  # glibc keeps twice that at the end of its heap from now on
+blocks = (ctypes.c_void_p * 320)()  # a list would grow above them
 before = resident()
-blocks = [libc.malloc(64 << 10) for _ in range(320)]
-for block in blocks:
-    ctypes.memset(block, 1, 64 << 10)
-while blocks:
-    libc.free(blocks.pop())
+for number in range(320):
+    blocks[number] = libc.malloc(64 << 10)
+    ctypes.memset(blocks[number], 1, 64 << 10)
+for number in reversed(range(320)):
+    libc.free(blocks[number])
 print(resident() - before)
 """
 

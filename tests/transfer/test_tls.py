@@ -75,7 +75,7 @@ async def test_nothing_is_sent_in_the_clear(
     assert (await receiver.closed(stream)).reason == "done"
     listener.close()
     assert len(seen) > len(blob.data)
-    assert b"POST" not in seen
+    assert b" HTTP/1.1\r\n" not in seen  # four letters alone are in a megabyte now and then
     assert blob.data[:64] not in seen
 
 
