@@ -71,7 +71,8 @@ async def test_services_and_calls_are_ended_and_the_order_is_kept(tmp_path: Path
         while service.last_words() != "up":
             await asyncio.sleep(0.02)
     call = asyncio.create_task(processes.call("pull", SLEEP, timeout_s=60))
-    await asyncio.sleep(0.3)
+    while not processes.calls:
+        await asyncio.sleep(0.02)
     assert await processes.stop() == []
     assert (await call).code == -signal.SIGTERM
     assert (tmp_path / "order").read_text() == "host1 origin "

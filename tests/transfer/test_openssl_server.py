@@ -685,12 +685,15 @@ def test_what_pyopenssl_keeps_to_itself_is_there(tls: Tls) -> None:
         assert hasattr(connection, name), name
 
 
-def ask(client: IO[bytes], rounds: int) -> None:
-    """Have openssl-s_client(1) send something again and again, and change keys in between."""
+def ask(client: IO[bytes], over: threading.Event) -> None:
+    """Have openssl-s_client(1) send something again and again, and change keys in between, until it
+    is over: of several lines that it reads at once, the first of which asks for new keys, it sends
+    none."""
+    number = 0
     with contextlib.suppress(BrokenPipeError):  # it has had everything
-        for number in range(rounds):
+        while not over.wait(0.001):
             client.write(b"K\n" if number % 3 == 0 else b"ask\n")
-            time.sleep(0.001)
+            number += 1
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
@@ -734,13 +737,15 @@ def test_what_is_sent_past_the_event_loop_keeps_its_place(
     try:
         with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, bufsize=0) as client:
             assert client.stdin and client.stdout
-            asking = threading.Thread(target=ask, args=(client.stdin, rounds))
+            over = threading.Event()
+            asking = threading.Thread(target=ask, args=(client.stdin, over))
             asking.start()
             came = bytearray()
             try:
                 while len(came) < len(data) and (part := client.stdout.read(1 << 20)):
                     came += part
             finally:
+                over.set()
                 asking.join()
                 client.kill()
         assert came == data
