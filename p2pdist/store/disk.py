@@ -7,6 +7,7 @@ import ctypes
 import errno
 import logging
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ from p2pdist.model.errors import DiskFull, P2PDistError, foreseen
 RESERVE_BYTES = 64 << 20
 """A store leaves this much of the disk free, or a hundredth of a disk smaller than 6.4 GB: logs,
 the index and others need some."""
+
+RESERVE_FILES = 1024
+"""A store leaves so many inodes free, or a hundredth of those of a file system with fewer than
+102,400."""
 
 HANGS_S = 1.0
 """A disk that has not taken a byte for so long hangs."""
@@ -60,6 +65,24 @@ def usable_bytes(path: Path) -> int:
     status = os.statvfs(path)
     reserve = min(RESERVE_BYTES, status.f_blocks * status.f_frsize // 100)
     return max(0, status.f_bavail * status.f_frsize - reserve)
+
+
+def usable_files(path: Path) -> int | None:
+    """How many files may yet be made on the filesystem of the directory `path`, less the reserve,
+    never negative; None where their number is not fixed, or the filesystem says none and still
+    makes them, as some in user space do."""
+    status = os.statvfs(path)
+    if not status.f_files or (not status.f_favail and _makes_files(path)):
+        return None
+    return max(0, status.f_favail - min(RESERVE_FILES, status.f_files // 100))
+
+
+def _makes_files(path: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            return True
+    except OSError:
+        return False
 
 
 def allocate(fd: int, size: int) -> None:
@@ -115,11 +138,15 @@ def pwrite_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> No
 
 class Pulse:
     """Whether the disk of a file answers: each question writes one byte of the file, in a thread.
-    `fd` is open for writing, and its byte at `offset` may have any value. Thread-safe."""
+    `fd` is open for writing, and its byte at `offset` may have any value; `path` is where it was
+    opened. Thread-safe."""
 
-    def __init__(self, fd: int, offset: int) -> None:
-        self._fd, self._offset = fd, offset
+    def __init__(self, fd: int, offset: int, path: Path) -> None:
+        self._fd, self._offset, self._path = fd, offset, path
         self._lock = threading.Lock()
+        self.lost = False
+        """Whether the file was no longer at its path when the disk answered last: somebody has
+        removed its directory, or mounted something over it."""
         self._began: float | None = None
 
     def hangs_s(self) -> float:
@@ -141,6 +168,7 @@ class Pulse:
     def _beat(self) -> None:
         try:
             os.pwrite(self._fd, b"\n", self._offset)
+            self.lost = not _is_at(self._path, self._fd)
         except OSError as error:
             logger.debug(
                 "the disk cannot be written to: %s", error
@@ -148,6 +176,13 @@ class Pulse:
         finally:
             with self._lock:
                 self._began = None
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def sync_path(path: Path) -> None:

@@ -34,7 +34,7 @@ from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError
 from p2pdist.model.manifest import Manifest, decode_manifest
 from p2pdist.model.pieces import PieceList
-from p2pdist.store.blobs.admission import Admission
+from p2pdist.store.blobs.admission import FILES_A_BLOB, Admission
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.documents import Documents
 from p2pdist.store.blobs.files import BlobContext
@@ -48,6 +48,7 @@ from p2pdist.store.disk import (
     largest_bytes,
     sync_filesystem,
     usable_bytes,
+    usable_files,
 )
 from p2pdist.store.index import Index
 from p2pdist.store.integrity import Integrity
@@ -143,6 +144,10 @@ class Stock:
                     ahead += max(0, blob.size - path.stat().st_blocks * 512)
         return ahead
 
+    def files(self) -> int:
+        """About how many files blobs and objects are."""
+        return FILES_A_BLOB * len(self.blobs) + len(self.objects)
+
     def candidates(self) -> tuple[list[Candidate], Sequence[Share]]:
         """What might make room: blobs, and trees with their roots. See core/eviction. The caller
         holds the store's lock."""
@@ -189,12 +194,13 @@ class Room:
         self.evicted = 0
         """Blobs and trees that went since the store was opened."""
 
-    def make(self, needed: int) -> list[Digest]:
-        """Evict what must go for `needed` more bytes to fit; returns what went. Raises DiskFull
-        when that is impossible, and then evicts nothing."""
+    def make(self, needed: int, files: int = 0) -> list[Digest]:
+        """Evict what must go for `needed` more bytes and so many new files to fit; returns what
+        went. Raises DiskFull when that is impossible, and then evicts nothing; or what it evicted
+        had too few files."""
         evicted: list[Digest] = []
         collected = False
-        while (short := needed - self.free()) > 0:
+        while (short := max(needed - self.free(), self._short_of_files(files, len(evicted)))) > 0:
             if not collected:
                 collected = True
                 if self._stock.trees.collect():
@@ -203,7 +209,7 @@ class Room:
                 # Some filesystems give space back late: look again before more has to go.
                 with failures(self._root):
                     sync_filesystem(self._root)
-                if (short := needed - self.free()) <= 0:
+                if (short := max(needed - self.free(), self._short_of_files(files, len(evicted)))) <= 0:
                     break
             candidates, shares = self._stock.candidates()
             chosen = self._choose(candidates, short, shares) if self._choose is not None else None
@@ -211,11 +217,25 @@ class Room:
             for digest in went:
                 logger.info("%s evicted to make room", digest)
             if not went:
+                if needed <= (free := self.free()):
+                    raise DiskFull(str(self._root), needed=needed, free=free, short_of="inodes")
                 could = self._evictable(candidates, shares) if self._choose is not None else 0
-                raise DiskFull(str(self._root), needed=needed, free=max(0, needed - short + could))
+                raise DiskFull(str(self._root), needed=needed, free=max(0, free + could))
             evicted += went
             self.evicted += len(went)
         return evicted
+
+    def _short_of_files(self, files: int, evicted: int) -> int:
+        """0 where so many files fit, else how many bytes are to go now that `evicted` blobs and
+        trees went: it is not known how many files a byte is, so first the least, then ever more.
+        Raises DiskFull where all that is here has too few."""
+        with failures(self._root):
+            left = usable_files(self._root)
+        if left is None or (short := files + len(self._stock.objects.expected) - left) <= 0:
+            return 0
+        if short > self._stock.files():
+            raise DiskFull(str(self._root), needed=0, free=max(0, self.free()), short_of="inodes")
+        return 1 << min(evicted, 40)
 
     @staticmethod
     def _evictable(candidates: Sequence[Candidate], shares: Sequence[Share]) -> int:
@@ -251,7 +271,8 @@ class BlobStore:
         with failures(root):
             self._paths.make()
             self._lock_fd = lock_directory(self._paths)
-        self.pulse = Pulse(self._lock_fd, len(str(os.getpid())))  # the end of the line that the file holds
+        end_of_line = len(str(os.getpid()))
+        self.pulse = Pulse(self._lock_fd, end_of_line, self._paths.lock)
         try:
             self._open(choose)
         except BaseException:
@@ -411,7 +432,7 @@ class BlobStore:
     def put_documents(self, documents: Sequence[bytes]) -> list[Digest]:
         """Store several documents, for which room is made at once. Raises TooLarge, DiskFull."""
         with self._lock:
-            self._room.make(sum(map(len, documents)))
+            self._room.make(sum(map(len, documents)), len(documents))
             return self._documents.put(documents)
 
     def read_document(self, digest: Digest) -> bytes | None:
@@ -454,11 +475,11 @@ class BlobStore:
         with self._lock:
             return self._stock.candidates()
 
-    def make_room(self, needed: int) -> list[Digest]:
-        """Evict what must go for `needed` more bytes to fit; returns what went. Raises DiskFull
-        when that is impossible, and then evicts nothing."""
+    def make_room(self, needed: int, files: int = 0) -> list[Digest]:
+        """Evict what must go for `needed` more bytes and so many new files to fit; returns what
+        went. Raises DiskFull when that is impossible."""
         with self._lock:
-            return self._room.make(needed)
+            return self._room.make(needed, files)
 
     def collect(self) -> int:
         """Remove garbage, beside pulls and mounts; returns the bytes that went."""

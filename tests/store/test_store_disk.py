@@ -25,15 +25,15 @@ Mount = Callable[..., Path]
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
-    """Mounts filesystems that are unmounted at the end: `mount("tmpfs", size)`, or an image of a
-    type made by its mkfs."""
+    """Mounts filesystems that are unmounted at the end: `mount("tmpfs", size)`, with `inodes` where
+    they are few, or an image of a type made by its mkfs."""
     mounted: list[Path] = []
 
-    def start(kind: str, size: int) -> Path:
+    def start(kind: str, size: int, inodes: int = 0) -> Path:
         target = tmp_path / f"{kind}-{len(mounted)}"
         target.mkdir()
         if kind == "tmpfs":
-            command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(target)]
+            command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes or '1m'}", "tmpfs", str(target)]
         else:
             if shutil.which(f"mkfs.{kind}") is None:
                 pytest.skip(f"mkfs.{kind} is not installed")
@@ -99,6 +99,50 @@ def test_room_is_made_on_the_disk(mount: Mount) -> None:
             fill(store.begin(item.digest, item.pieces), item)
         present = [store.get(item.digest) is not None for item in found]
         assert present == [False, True, True, True]
+    finally:
+        store.close()
+
+
+def test_room_is_made_for_files(mount: Mount) -> None:
+    """Where inodes are short and bytes are not, the least recently used blobs go, and no more than
+    needed."""
+    root = mount("tmpfs", 64 << 20, inodes=30)
+    found = [sample(seed, PIECE) for seed in range(40)]
+    store = BlobStore(root, choose=choose)
+    try:
+        for item in found:
+            fill(store.begin(item.digest, item.pieces), item)
+        present = [store.get(item.digest) is not None for item in found]
+        assert present == sorted(present) and 15 <= sum(present) < 30, present
+    finally:
+        store.close()
+
+
+def test_a_tree_gives_its_files_to_another(mount: Mount) -> None:
+    """Of two trees of 300 files each a disk has inodes for one."""
+    root = mount("tmpfs", 64 << 20, inodes=750)
+    store = BlobStore(root, choose=choose)
+    try:
+        contents = ({f"{n}".encode(): noise(1000 * seed + n, 100) for n in range(300)} for seed in (1, 2))
+        first, second = (Publisher().pack(each) for each in contents)
+        for tree in (first, second):
+            pull(store, tree)
+            check(store, tree)
+        assert first.root not in store.trees.records
+    finally:
+        store.close()
+
+
+def test_files_that_never_fit_evict_nothing(mount: Mount) -> None:
+    """More than all that is here has: it says what is missing."""
+    root = mount("tmpfs", 64 << 20, inodes=400)
+    store, kept = BlobStore(root, choose=choose), sample(1, PIECE)
+    try:
+        fill(store.begin(kept.digest, kept.pieces), kept)
+        tree = Publisher().pack({f"{n}".encode(): noise(n, 100) for n in range(900)})
+        with pytest.raises(DiskFull) as caught:
+            pull(store, tree)
+        assert caught.value.details["short_of"] == "inodes" and store.get(kept.digest) is not None
     finally:
         store.close()
 

@@ -151,6 +151,19 @@ def test_two_agents_of_one_name_are_told_and_do_not_drive_each_other_out(site: S
     until(lambda: second.metric("p2pdist_agent_tracker_connected") == 1)
 
 
+def test_an_agent_whose_store_was_removed_is_not_ready(site: Site) -> None:
+    """Until it is back: the agent writes to files that nobody finds."""
+    agent = Agent(site, "bereft").start()
+    away = agent.store.rename(agent.store.with_name("away"))
+    with pytest.raises(urllib.error.HTTPError) as failure:
+        urllib.request.urlopen(agent.url + "/readyz", timeout=60)
+    found = json.loads(failure.value.read())
+    assert (failure.value.code, found["status"]) == (503, "waiting for the disk")
+    assert "was removed" in found["disk"]
+    away.rename(agent.store)
+    urllib.request.urlopen(agent.url + "/readyz", timeout=60)
+
+
 @pytest.mark.slow
 def test_an_agent_that_was_killed_comes_back_under_its_name_at_once(site: Site) -> None:
     agent = Agent(site, "phoenix").start()

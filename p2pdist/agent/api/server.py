@@ -117,6 +117,7 @@ SYSTEM_OWNERS = ("preseed:", "slurm-")
 """How names of owners begin that pin for the system; users of the socket may not change their
 pins."""
 
+DISK_OK = "ok"
 PULSE_LOOK_S = 0.005
 BYTES_TYPE = "application/octet-stream"
 MESSAGE_PACK_TYPE = "application/vnd.msgpack"
@@ -254,7 +255,7 @@ async def _healthz(request: web.Request) -> web.Response:
             raise UsageError("a nonce is 32 hexadecimal digits")
         proof = instance_proof(agent.session.instance, agent.host, nonce)
         return _answer(AgentHealth("ok", agent.host, "", proof))  # must not wait for a disk
-    return _answer(AgentHealth("ok", agent.host, _disk_words(await _disk_hangs_s(agent))))
+    return _answer(AgentHealth("ok", agent.host, await _disk_words(agent)))
 
 
 async def _readyz(request: web.Request) -> web.Response:
@@ -262,12 +263,12 @@ async def _readyz(request: web.Request) -> web.Response:
     that is about to end is not."""
     agent = request.app[AGENT]
     session, leaving = agent.session, agent.drain.draining
-    tracked, hangs_s = session.connected or not session.urls, await _disk_hangs_s(agent)
-    ready = tracked and not leaving and not hangs_s
+    tracked, disk = session.connected or not session.urls, await _disk_words(agent)
+    ready = tracked and not leaving and disk == DISK_OK
     status = (
         "ok" if ready else "leaving" if leaving else "waiting for a tracker" if not tracked else "waiting for the disk"
     )
-    return _answer(AgentReadiness(status, session.url, session.problem, _disk_words(hangs_s)), 200 if ready else 503)
+    return _answer(AgentReadiness(status, session.url, session.problem, disk), 200 if ready else 503)
 
 
 async def _disk_hangs_s(agent: Agent) -> float:
@@ -281,8 +282,13 @@ async def _disk_hangs_s(agent: Agent) -> float:
     return hangs_s
 
 
-def _disk_words(hangs_s: float) -> str:
-    return f"the store's disk has not answered for {hangs_s:.0f} s" if hangs_s else "ok"
+async def _disk_words(agent: Agent) -> str:
+    """DISK_OK, or what is wrong with the store's disk."""
+    if hangs_s := await _disk_hangs_s(agent):
+        return f"the store's disk has not answered for {hangs_s:.0f} s"
+    if agent.store.pulse.lost:
+        return "the store's directory was removed, or something is mounted over it: restart the agent"
+    return DISK_OK
 
 
 async def _looked_up(look: Callable[[], Value]) -> Value | None:
@@ -666,7 +672,7 @@ async def _drain(request: web.Request) -> web.Response:
 async def _status(request: web.Request) -> web.Response:
     """Describe the agent, its tracker, its store and its pulls."""
     agent = request.app[AGENT]
-    usage, hangs_s = await _looked_up(agent.store.usage), await _disk_hangs_s(agent)
+    usage, disk = await _looked_up(agent.store.usage), await _disk_words(agent)
     return _answer(
         AgentStatus(
             agent.host,
@@ -675,7 +681,7 @@ async def _status(request: web.Request) -> web.Response:
                 agent.session.url, agent.session.connected, agent.session.problem, agent.session.clock_ahead_s
             ),
             agent.reachability.problem,
-            StoreStatus(str(agent.settings.store), usage, agent.store.capacity, _disk_words(hangs_s)),
+            StoreStatus(str(agent.settings.store), usage, agent.store.capacity, disk),
             agent.uplink.streams,
             agent.drain.draining,
             [pull for pull in agent.pulls.list() if _readable(agent, request, pull.reference)],

@@ -32,14 +32,17 @@ from p2pdist.store.blobs.hashes import VOUCHED
 from p2pdist.store.disk import failures
 from p2pdist.store.index import Entry
 
+FILES_A_BLOB = 3
+"""Contents, bitmap and piece list."""
+
 logger = logging.getLogger(__name__)
 
 
 class Admission:
     """Thread-safe; methods raise P2PDistError when the disk fails. `lock` is the store's and guards
-    `blobs`, the store's own mapping. `room` makes room for so many bytes or raises DiskFull, and
-    returns what it evicted; `discard` removes a blob or raises Conflict when it is in use; both are
-    called under the lock. `begun` is called after a blob was made."""
+    `blobs`, the store's own mapping. `room` makes room for so many bytes and files or raises
+    DiskFull, and returns what it evicted; `discard` removes a blob or raises Conflict when it is in
+    use; both are called under the lock. `begun` is called after a blob was made."""
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class Admission:
         blobs: dict[Digest, Blob],
         documents: Documents,
         *,
-        room: Callable[[int], Collection[Digest]],
+        room: Callable[[int, int], Collection[Digest]],
         discard: Callable[[Blob], None],
         begun: Callable[[], None],
     ) -> None:
@@ -131,12 +134,12 @@ class Admission:
 
     def _create(self, digest: Digest, layout: PieceLayout, pieces: PieceList | None) -> Blob:
         while True:
-            self._room(layout.size + encoded_size(layout))
+            self._room(layout.size + encoded_size(layout), FILES_A_BLOB)
             try:
                 return self._reserve(digest, layout, pieces)
             except DiskFull:
                 # A disk may give less than it said, or something else was faster: ask it again.
-                if not self._room(layout.size):
+                if not self._room(layout.size, FILES_A_BLOB):
                     raise
 
     def _reserve(self, digest: Digest, layout: PieceLayout, pieces: PieceList | None) -> Blob:

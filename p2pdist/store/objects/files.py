@@ -106,11 +106,19 @@ class Expected:
             self._contents.update(zip(new, zip(sizes, repeat(1)), strict=False))
             self.bytes_total += sum(sizes)
 
+    def __len__(self) -> int:
+        """How many contents are expected."""
+        return len(self._contents)
+
     def bytes_new(self, contents: Mapping[bytes, int]) -> int:
         """Bytes of the contents that no pull expects yet."""
         if not self._contents:
             return sum(contents.values())
         return sum(size for content, size in contents.items() if content not in self._contents)
+
+    def files_new(self, contents: Mapping[bytes, int]) -> int:
+        """How many of the contents no pull expects yet."""
+        return len(contents.keys() - self._contents.keys())
 
     def remove(self, contents: Iterable[bytes]) -> None:
         """Undo one `add` for contents that were not made."""

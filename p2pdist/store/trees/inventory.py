@@ -50,8 +50,8 @@ class TreeContext:
     get: Callable[[Digest], Blob | None]
     owners: Callable[[Digest], set[str]]
     """The owners of the pins of a digest."""
-    make_room: Callable[[int], Collection[Digest]]
-    """Makes room for so many bytes; raises DiskFull."""
+    make_room: Callable[[int, int], Collection[Digest]]
+    """Makes room for so many bytes and files; raises DiskFull."""
     sync_objects: Callable[[], None]
     """Brings objects to the disk in the background."""
 
@@ -81,7 +81,7 @@ class Trees:
         self.reader = TreeReader(context.get)
         self.images = Images(context.paths.images, context.paths.image)
         """The metadata images; an image is removed with its tree."""
-        self.variants = Variants(context.paths.variants, objects.boot, context.make_room)
+        self.variants = Variants(context.paths.variants, objects.boot, lambda needed: context.make_room(needed, 0))
         self._holds: dict[Digest, int] = {}
         """How often each tree is held."""
         self._garbage = True
@@ -174,8 +174,9 @@ class Trees:
                 old = self._objects.chunk_lists() if backed.chunked else []
                 missing.sources = frozenset(content for content, _ in old)
                 image = 0 if self.images.size(root) or self.images.expected(root) else read.image_bytes_max
-                self._context.make_room(self._objects.expected.bytes_new(backed.room) + image)
-                self._objects.expected.add(backed.room)
+                expected = self._objects.expected
+                self._context.make_room(expected.bytes_new(backed.room) + image, expected.files_new(backed.room))
+                expected.add(backed.room)
                 claims.callback(self._objects.expected.remove, absent)
                 self.images.expect(root, read.image_bytes_max)
                 missing.image_bytes_max = read.image_bytes_max
@@ -369,6 +370,6 @@ def _extract(missing: Missing, objects: Objects, context: TreeContext) -> Extrac
         except DiskFull:
             evicted: Collection[Digest] = ()
             with suppress(DiskFull):  # the first one says more
-                evicted = context.make_room(sum(missing.contents.values()))
+                evicted = context.make_room(sum(missing.contents.values()), len(missing.contents))
             if not evicted:
                 raise
