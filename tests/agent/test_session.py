@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +23,7 @@ from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.address import Vicinity
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable, UsageError
-from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Left, Pace, Reject, Report, Welcome, encode
+from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Evict, Hello, Left, Pace, Reject, Report, Welcome, encode
 from p2pdist.model.plan import Plan
 from tracker.core.report_rate import report_interval_s
 
@@ -35,7 +36,7 @@ class Host:
     """An agent with a session and nothing else."""
 
     def __init__(self, *urls: str, listens: tuple[str, int] | None = None) -> None:
-        self.heard: list[Assign | Reject] = []
+        self.heard: list[object] = []
         self.reports = 0
         self.fail_reports = 0
         self.news = True
@@ -265,6 +266,29 @@ async def test_a_tracker_that_answers_late_is_given_more_time(monkeypatch: pytes
         async with running(host):
             await until(lambda: max(answered.values(), default=0) > 3)
             assert max(answered, key=lambda number: answered[number]) > 1, "the first session was given up"
+
+
+async def test_a_tracker_whose_message_takes_long_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a long list over a slow link: it takes longer than a silent one is given at most."""
+    monkeypatch.setattr(connection, "SEVERAL_HEARTBEAT_S_MIN", 0.05)
+    monkeypatch.setattr(connection, "HEARTBEAT_INTERVALS", 0.0)
+    monkeypatch.setattr(connection, "SEVERAL_PATIENCE_S", 0.1)
+    message = encode(Evict("e" * 16, "team/app:v1")).ljust(300)
+
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        transport = socket._req.transport if socket._req is not None else None
+        assert transport is not None
+        for byte in struct.pack(">BBH", 0x81, 126, len(message)) + message:  # one frame, RFC 6455, 5.2
+            transport.write(bytes([byte]))
+            await asyncio.sleep(0.01)
+        await stay(socket)
+
+    async with tracker(script, autoping=False) as url:
+        host = Host(url, "http://127.0.0.1:1")
+        host.news = False
+        async with running(host):
+            await until(lambda: bool(host.heard))
 
 
 async def test_a_connection_that_breaks_is_no_sign_that_its_tracker_lives() -> None:

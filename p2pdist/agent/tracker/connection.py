@@ -47,6 +47,7 @@ from p2pdist.model.messages import (
     decode_from_tracker,
     encode,
 )
+from p2pdist.transfer.stream.connections import bytes_received
 
 logger = logging.getLogger(__name__)
 
@@ -250,9 +251,8 @@ class Connection:
 
     async def _watch(self) -> NoReturn:
         """End the session with a tracker that is silent. It shows by any message or pong that it
-        lives, and a ping asks it to; one that hangs may not even take that. A message that comes
-        for longer than it may be silent ends the session as well, and has twice the time in the
-        next."""
+        lives, be it one that has come in part, and a ping asks it to; one that hangs may not even
+        take that."""
         loop = asyncio.get_running_loop()
         while True:
             pause_s, patience_s = heartbeat_s(self._several(), self._interval_s)
@@ -262,6 +262,7 @@ class Connection:
             if loop.time() >= self._began_at + SLACK_S:
                 self.slack = 1.0
             self._heard.clear()
+            received = self._bytes_received()
             if self._ping is None or self._ping.done():
                 # A task that is not awaited: it waits while the tracker takes nothing, and a writer
                 # that is cancelled while it waits fails the others.
@@ -272,9 +273,15 @@ class Connection:
                     await self._heard.wait()
             except TimeoutError:
                 await asyncio.sleep(LATE_S)
+                if not self._heard.is_set() and self._bytes_received() > received:
+                    self._note_heard()  # over a slow link a large message takes its time
                 self.silent = not self._heard.is_set()
                 if self.silent:
                     raise Unavailable(f"it has been silent for {loop.time() - self._heard_at:.0f} s") from None
+
+    def _bytes_received(self) -> int:
+        connection = self._socket.get_extra_info("socket")
+        return bytes_received(connection) if connection is not None else 0
 
     async def _write(self) -> NoReturn:
         while True:
