@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
 ANSWER_BYTES_MAX = 256 << 20
 REQUEST_S_MAX = 60.0
 CONNECT_S_MAX = 5.0
+
+LATE_S, LIVES_S_MAX = 3.0, 2.0
+"""One of several trackers that has not answered for so long is asked whether it lives, again and
+again, and has so long to say so."""
 
 WAIT_S = 20.0
 """How long `wait` has a tracker keep a question waiting."""
@@ -213,13 +218,41 @@ class Tracker:
 
     async def _first(self, method: str, path: str, body: Any, decode: Callable[[bytearray], Any]) -> Any:
         failure: Unavailable | None = None
-        for url in self._urls:
+        for number, url in enumerate(self._urls, 1):
+            asking = self._ask(method, url, path, body, decode)
             try:
-                return await self._ask(method, url, path, body, decode)
+                return await (asking if number == len(self._urls) else self._while_it_lives(url, asking))
             except Unavailable as error:
                 failure = error
         assert failure is not None
         raise failure
+
+    async def _while_it_lives(self, url: str, asking: Coroutine[Any, Any, Value]) -> Value:
+        """What `asking` returns, which asks the tracker at `url`. Raises Unavailable where that
+        hangs: it keeps the connection, and would keep the caller as long."""
+        from p2pdist.model.url import redacted
+
+        task = asyncio.create_task(asking)
+        try:
+            while True:
+                done, _ = await asyncio.wait([task], timeout=LATE_S)
+                if done:
+                    return task.result()
+                if not await self._lives(url):
+                    raise Unavailable(f"the tracker {redacted(url)} hangs", remedy="Ask another one, or restart it")
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _lives(self, url: str) -> bool:
+        import aiohttp
+
+        assert self._session is not None
+        with suppress(aiohttp.ClientError, TimeoutError, OSError):
+            async with asyncio.timeout(LIVES_S_MAX):
+                async with self._session.get(f"{url}/healthz", **await self._access.request(url)) as answer:
+                    return answer.status < 500
+        return False
 
     async def _ask(self, method: str, url: str, path: str, body: Any, decode: Callable[[bytearray], Any]) -> Any:
         import aiohttp

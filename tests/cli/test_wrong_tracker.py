@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,8 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from p2pdist.client import tracker
+from p2pdist.client.tracker import Tracker
 from p2pdist.credentials.exchange import in_words
 from p2pdist.model.errors import unreached
 from p2pdist.transfer.problems import problems
@@ -111,6 +114,45 @@ def test_an_agent_says_why_it_gets_no_session(status: int, words: str) -> None:
     request = aiohttp.RequestInfo(URL("http://h/"), "GET", CIMultiDictProxy(CIMultiDict()), URL("http://h/"))
     error = aiohttp.WSServerHandshakeError(request, (), status=status)
     assert words in in_words(error)
+
+
+async def no_hosts(request: web.Request) -> web.Response:
+    return web.json_response([])
+
+
+async def test_of_several_trackers_one_that_hangs_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections, and answers nothing; so do two."""
+    monkeypatch.setattr(tracker, "LATE_S", 0.05)
+    monkeypatch.setattr(tracker, "LIVES_S_MAX", 0.05)
+    app = web.Application()
+    app.router.add_get("/v1/hosts", no_hosts)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        async with served(app) as live, Tracker([url, url.replace("127.0.0.1", "localhost"), live]) as client:
+            assert await client.hosts() == []
+            assert client.answered == live
+
+
+async def test_of_several_trackers_one_that_is_late_and_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker, "LATE_S", 0.05)
+    monkeypatch.setattr(tracker, "LIVES_S_MAX", 60.0)
+    asked = asyncio.Queue[None]()
+
+    async def lives(request: web.Request) -> web.Response:
+        asked.put_nowait(None)
+        return web.json_response({"status": "ok"})
+
+    async def late(request: web.Request) -> web.Response:
+        for _ in range(3):
+            await asked.get()
+        return await no_hosts(request)
+
+    app = web.Application()
+    app.router.add_get("/v1/hosts", late)
+    app.router.add_get("/healthz", lives)
+    async with served(app) as url, Tracker([url, "http://127.0.0.1:1"]) as client:
+        assert await client.hosts() == []
+        assert client.answered == url
 
 
 async def test_a_tracker_without_tls_is_said_once() -> None:
