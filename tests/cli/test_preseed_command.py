@@ -3,10 +3,16 @@ is tested with a real tracker in tests/system/test_preseed_orders.py and test_ra
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import subprocess
 from collections.abc import Sequence
 
+import msgspec
 import programs
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from p2pdist.cli.verbs.preseed import _package, _waits_for
 from p2pdist.client.tracker import is_reached
@@ -111,6 +117,30 @@ def test_what_a_script_left_empty_is_neither_everything_nor_another_route(words:
     done = programs.run(*words, "--tracker", "http://127.0.0.1:1")
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "does not answer" not in done.stderr and done.stderr.count("\n") == 1
+
+
+async def test_who_stops_waiting_is_told_that_the_preseed_goes_on() -> None:
+    asked = asyncio.Event()
+
+    async def ordered(request: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(progress(0, 5)), status=201)
+
+    async def wait(request: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.sleep(60)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/v1/preseeds", ordered)
+    app.router.add_get("/v1/preseeds/p1", wait)
+    words = ("preseed", "a/b:v1", "--count", "5", "--wait", "--tracker")
+    async with TestServer(app) as server:
+        with programs.running(*words, server.make_url("/"), stderr=subprocess.PIPE, text=True) as program:
+            await asked.wait()
+            program.send_signal(signal.SIGINT)
+            _, errors = await asyncio.to_thread(program.communicate, 60)
+    assert "preseed p1 goes on without this command; --cancel p1 ends it" in errors
+    assert errors.endswith("p2pdist: interrupted\n") and program.returncode == 130
 
 
 def test_a_model_of_a_hub_is_not_evicted_as_a_package() -> None:

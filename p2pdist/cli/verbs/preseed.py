@@ -190,7 +190,11 @@ async def _order(tracker: str, order: PreseedRequest, share: float | None, *, qu
                 is_away = True
 
             bar(preseed.package.partition("@")[0], preseed.bytes_done, preseed.bytes_total)
-            return await client.wait(preseed.id, quorum=share, pause_s=WAIT_S, told=report, away=away)
+            try:
+                return await client.wait(preseed.id, quorum=share, pause_s=WAIT_S, told=report, away=away)
+            except asyncio.CancelledError:
+                output.note(f"preseed {preseed.id} goes on without this command; --cancel {preseed.id} ends it")
+                raise
 
 
 def _waits_for(preseed: Progress) -> str:
