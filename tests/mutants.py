@@ -41,6 +41,41 @@ class Mutant:
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
+        "keep no inodes free",
+        "p2pdist/store/store.py",
+        "        return 1 << min(evicted, 40)\n",
+        "        return 0\n",
+        ("tests/store/test_store_disk.py",),
+    ),
+    Mutant(
+        "never miss the store",
+        "p2pdist/store/disk.py",
+        "            self.lost = not _is_at(self._path, self._fd)\n",
+        "            self.lost = False\n",
+        ("tests/system/test_edges.py", "-k", "store_was_removed"),
+    ),
+    Mutant(
+        "count whole messages as life",
+        "p2pdist/agent/tracker/connection.py",
+        "and self._bytes_received() > received:",
+        "and self._bytes_received() < received:",
+        ("tests/agent/test_session.py", "-k", "takes_long"),
+    ),
+    Mutant(
+        "take one that lives for one that hangs",
+        "p2pdist/client/tracker.py",
+        "                if not await self._lives(url):\n",
+        "                if await self._lives(url):\n",
+        ("tests/cli/test_wrong_tracker.py", "-k", "several"),
+    ),
+    Mutant(
+        "do not return memory",
+        "p2pdist/cli/verbs/tracker.py",
+        "    give_memory_back()\n",
+        "",
+        ("tests/cli/test_returned_memory.py",),
+    ),
+    Mutant(
         "give children what was decrypted",
         "p2pdist/agent/pull/registry.py",
         "        return digest in self.served and digest not in self._store.opened\n",
