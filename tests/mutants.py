@@ -43,8 +43,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "keep no inodes free",
         "p2pdist/store/store.py",
-        "        return 1 << min(evicted, 40)\n",
-        "        return 0\n",
+        "max(0, files + len(self._stock.objects.expected) - left)",
+        "0",
         ("tests/store/test_store_disk.py",),
     ),
     Mutant(
@@ -64,8 +64,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "take one that lives for one that hangs",
         "p2pdist/client/tracker.py",
-        "                if not await self._lives(url):\n",
-        "                if await self._lives(url):\n",
+        "if not await self._lives(url) and not task.done():",
+        "if await self._lives(url) and not task.done():",
         ("tests/cli/test_wrong_tracker.py", "-k", "several"),
     ),
     Mutant(

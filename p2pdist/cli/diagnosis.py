@@ -215,7 +215,7 @@ async def agent(path: Path) -> list[Finding]:
         return [Finding("agent", "failed", error.what, error.remedy)]
     disk = (status.get("store") or {}).get("disk", "ok")
     if disk != "ok":
-        return [Finding("agent", "failed", disk, "See dmesg; it goes on when the disk does")]
+        return [Finding("agent", "failed", disk, "See dmesg, and whether the store's directory is in its place")]
     tracker = status.get("tracker") or {}
     if tracker.get("url") and not tracker.get("connected"):
         why = f"the agent has no session with {tracker['url']}: {tracker.get('problem') or 'no answer'}"

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import UUID
 
@@ -67,12 +67,12 @@ def usable_bytes(path: Path) -> int:
     return max(0, status.f_bavail * status.f_frsize - reserve)
 
 
-def usable_files(path: Path) -> int | None:
-    """How many files may yet be made on the filesystem of the directory `path`, less the reserve,
-    never negative; None where their number is not fixed, or the filesystem says none and still
-    makes them, as some in user space do."""
+def usable_files(path: Path, temporary: Path) -> int | None:
+    """How many files may yet be made on the filesystem of `path`, less the reserve, never negative;
+    None where their number is not fixed, or the filesystem says none and still makes one in the
+    directory `temporary`, as some in user space do."""
     status = os.statvfs(path)
-    if not status.f_files or (not status.f_favail and _makes_files(path)):
+    if not status.f_files or (not status.f_favail and _makes_files(temporary)):
         return None
     return max(0, status.f_favail - min(RESERVE_FILES, status.f_files // 100))
 
@@ -167,12 +167,11 @@ class Pulse:
 
     def _beat(self) -> None:
         try:
-            os.pwrite(self._fd, b"\n", self._offset)
+            with suppress(OSError):  # each write reports it; here the disk only has to answer
+                os.pwrite(self._fd, b"\n", self._offset)
             self.lost = not _is_at(self._path, self._fd)
         except OSError as error:
-            logger.debug(
-                "the disk cannot be written to: %s", error
-            )  # each write reports it; here the disk only has to answer
+            logger.debug("the store's directory cannot be looked at: %s", error)
         finally:
             with self._lock:
                 self._began = None

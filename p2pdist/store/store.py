@@ -144,9 +144,11 @@ class Stock:
                     ahead += max(0, blob.size - path.stat().st_blocks * 512)
         return ahead
 
-    def files(self) -> int:
-        """About how many files blobs and objects are."""
-        return FILES_A_BLOB * len(self.blobs) + len(self.objects)
+    def files_of(self, candidates: Sequence[Candidate]) -> int:
+        """How many files those of them have, at most, that may go."""
+        going = [item.digest for item in candidates if not item.pinned and not item.in_use]
+        of_trees = sum(len(self.trees.records.contents(digest)) for digest in going if digest in self.trees.records)
+        return FILES_A_BLOB * len(going) + of_trees
 
     def candidates(self) -> tuple[list[Candidate], Sequence[Share]]:
         """What might make room: blobs, and trees with their roots. See core/eviction. The caller
@@ -189,18 +191,28 @@ class Stock:
 class Room:
     """Makes room in one store; the caller holds the store's lock."""
 
-    def __init__(self, stock: Stock, choose: Chooser | None) -> None:
-        self._root, self._stock, self._choose = stock.root, stock, choose
+    def __init__(self, stock: Stock, temporary: Path, choose: Chooser | None) -> None:
+        """`temporary` is a directory of the store's filesystem for files that may go at any
+        time."""
+        self._root, self._temporary, self._stock, self._choose = stock.root, temporary, stock, choose
         self.evicted = 0
         """Blobs and trees that went since the store was opened."""
 
     def make(self, needed: int, files: int = 0) -> list[Digest]:
         """Evict what must go for `needed` more bytes and so many new files to fit; returns what
-        went. Raises DiskFull when that is impossible, and then evicts nothing; or what it evicted
-        had too few files."""
+        went. Raises DiskFull when that is impossible, and then evicts nothing; but where what went
+        had fewer files than it seemed to."""
+        if (short := self._short_of_files(files)) > 0:
+            self._stock.trees.collect()
+            if (short := self._short_of_files(files)) > self._stock.files_of(self._stock.candidates()[0]):
+                raise self._without_inodes(needed)
+        evicted = self._make_bytes(needed)
+        return [*evicted, *self._make_files(files, needed)] if short > 0 else evicted
+
+    def _make_bytes(self, needed: int) -> list[Digest]:
         evicted: list[Digest] = []
         collected = False
-        while (short := max(needed - self.free(), self._short_of_files(files, len(evicted)))) > 0:
+        while (short := needed - self.free()) > 0:
             if not collected:
                 collected = True
                 if self._stock.trees.collect():
@@ -209,7 +221,7 @@ class Room:
                 # Some filesystems give space back late: look again before more has to go.
                 with failures(self._root):
                     sync_filesystem(self._root)
-                if (short := max(needed - self.free(), self._short_of_files(files, len(evicted)))) <= 0:
+                if (short := needed - self.free()) <= 0:
                     break
             candidates, shares = self._stock.candidates()
             chosen = self._choose(candidates, short, shares) if self._choose is not None else None
@@ -217,25 +229,38 @@ class Room:
             for digest in went:
                 logger.info("%s evicted to make room", digest)
             if not went:
-                if needed <= (free := self.free()):
-                    raise DiskFull(str(self._root), needed=needed, free=free, short_of="inodes")
                 could = self._evictable(candidates, shares) if self._choose is not None else 0
-                raise DiskFull(str(self._root), needed=needed, free=max(0, free + could))
+                raise DiskFull(str(self._root), needed=needed, free=max(0, needed - short + could))
             evicted += went
             self.evicted += len(went)
         return evicted
 
-    def _short_of_files(self, files: int, evicted: int) -> int:
-        """0 where so many files fit, else how many bytes are to go now that `evicted` blobs and
-        trees went: it is not known how many files a byte is, so first the least, then ever more.
-        Raises DiskFull where all that is here has too few."""
+    def _make_files(self, files: int, needed: int) -> list[Digest]:
+        """What may go goes in its usual order until so many files fit: bytes do not tell of how
+        many files something is."""
+        candidates, shares = self._stock.candidates()
+        everything = self._evictable(candidates, shares)
+        chosen = self._choose(candidates, everything, shares) if self._choose is not None else None
+        evicted: list[Digest] = []
+        waiting = iter(chosen or [])
+        while self._short_of_files(files) > 0:
+            digest = next(waiting, None)
+            if digest is None:
+                raise self._without_inodes(needed)
+            if self._stock.evict(digest):
+                logger.info("%s evicted to make room for files", digest)
+                evicted.append(digest)
+                self.evicted += 1
+        return evicted
+
+    def _short_of_files(self, files: int) -> int:
+        """How many of so many new files, and of those that pulls will make, do not fit."""
         with failures(self._root):
-            left = usable_files(self._root)
-        if left is None or (short := files + len(self._stock.objects.expected) - left) <= 0:
-            return 0
-        if short > self._stock.files():
-            raise DiskFull(str(self._root), needed=0, free=max(0, self.free()), short_of="inodes")
-        return 1 << min(evicted, 40)
+            left = usable_files(self._root, self._temporary)
+        return 0 if left is None else max(0, files + len(self._stock.objects.expected) - left)
+
+    def _without_inodes(self, needed: int) -> DiskFull:
+        return DiskFull(str(self._root), needed=needed, free=max(0, self.free()), short_of="inodes")
 
     @staticmethod
     def _evictable(candidates: Sequence[Candidate], shares: Sequence[Share]) -> int:
@@ -315,7 +340,7 @@ class BlobStore:
                 self.opened,
                 self._discard,
             )
-            self._room = Room(self._stock, choose)
+            self._room = Room(self._stock, self._paths.temporary, choose)
             self._admission = Admission(
                 self._blob_context,
                 self._lock,
@@ -432,7 +457,7 @@ class BlobStore:
     def put_documents(self, documents: Sequence[bytes]) -> list[Digest]:
         """Store several documents, for which room is made at once. Raises TooLarge, DiskFull."""
         with self._lock:
-            self._room.make(sum(map(len, documents)), len(documents))
+            self._room.make(sum(map(len, documents)), self._documents.files_new(documents))
             return self._documents.put(documents)
 
     def read_document(self, digest: Digest) -> bytes | None:

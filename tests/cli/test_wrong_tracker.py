@@ -133,6 +133,55 @@ async def test_of_several_trackers_one_that_hangs_is_passed_over(monkeypatch: py
             assert client.answered == live
 
 
+async def test_many_questions_that_wait_leave_room_for_the_one_whether_it_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More than a client has connections."""
+    monkeypatch.setattr(tracker, "LATE_S", 0.05)
+    waiting, go = 0, asyncio.Event()
+
+    async def lives(request: web.Request) -> web.Response:
+        go.set()
+        return web.json_response({"status": "ok"})
+
+    async def late(request: web.Request) -> web.Response:
+        nonlocal waiting
+        waiting += 1
+        if waiting <= 100:
+            await go.wait()
+        return await no_hosts(request)
+
+    app = web.Application()
+    app.router.add_get("/v1/hosts", late)
+    app.router.add_get("/healthz", lives)
+    async with served(app) as url, Tracker([url, "http://127.0.0.1:1"]) as client:
+        assert await asyncio.gather(*(client.hosts() for _ in range(120))) == [[]] * 120
+        assert client.answered == url
+
+
+async def test_an_answer_that_comes_after_all_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked for has been done: it is not asked of another tracker as well."""
+    monkeypatch.setattr(tracker, "LATE_S", 0.05)
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def lives(request: web.Request) -> web.Response:
+        asked.set()
+        await answered.wait()
+        await asyncio.sleep(0.2)
+        return web.Response(status=503)
+
+    async def late(request: web.Request) -> web.Response:
+        await asked.wait()
+        answered.set()
+        return await no_hosts(request)
+
+    app = web.Application()
+    app.router.add_get("/v1/hosts", late)
+    app.router.add_get("/healthz", lives)
+    async with served(app) as url, Tracker([url, "http://127.0.0.1:1"]) as client:
+        assert await client.hosts() == []
+
+
 async def test_of_several_trackers_one_that_is_late_and_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker, "LATE_S", 0.05)
     monkeypatch.setattr(tracker, "LIVES_S_MAX", 60.0)

@@ -15,6 +15,7 @@ from store_tree_rig import Publisher, bring, check, noise, pull
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.tree import content_hash
+from p2pdist.store.disk import usable_bytes
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.extraction import Bundle
 
@@ -133,13 +134,56 @@ def test_a_tree_gives_its_files_to_another(mount: Mount) -> None:
         store.close()
 
 
-def test_files_that_never_fit_evict_nothing(mount: Mount) -> None:
-    """More than all that is here has: it says what is missing."""
-    root = mount("tmpfs", 64 << 20, inodes=400)
+@pytest.mark.parametrize("bytes_too", [False, True])
+def test_many_files_are_made_room_for_at_once(mount: Mount, bytes_too: bool) -> None:
+    """About as many blobs go, also where some go for bytes before."""
+    root = mount("tmpfs", 24 << 20, inodes=200)
+    found = [sample(seed, 64 * KIB) for seed in range(120)]
+    store = BlobStore(root, choose=choose)
+    try:
+        for item in found:
+            fill(store.begin(item.digest, item.pieces), item)
+        left = os.statvfs(root).f_favail - 2  # the reserve
+        needed = usable_bytes(root) + 1280 * KIB if bytes_too else 0
+        went = store.make_room(needed, left + 60)
+        assert 60 <= len(went) <= 65, len(went)
+        assert os.statvfs(root).f_favail - 2 >= left + 60
+    finally:
+        store.close()
+
+
+def test_documents_of_the_index_need_no_inode(mount: Mount) -> None:
+    """Short ones are rows of it, and nothing goes for them; nor for what is here."""
+    root = mount("tmpfs", 16 << 20, inodes=60)
     store, kept = BlobStore(root, choose=choose), sample(1, PIECE)
     try:
         fill(store.begin(kept.digest, kept.pieces), kept)
-        tree = Publisher().pack({f"{n}".encode(): noise(n, 100) for n in range(900)})
+        for number in range(os.statvfs(root).f_favail):
+            (root / f"other{number}").touch()
+        assert store.read_document(store.put_document(b"{}")) == b"{}"
+        assert store.get(kept.digest) is not None
+        long = store.put_document(bytes(20_000))
+        assert store.get(kept.digest) is None
+        assert store.put_document(bytes(20_000)) == long, "it is here"
+        with pytest.raises(DiskFull):
+            store.put_document(bytes(20_001))
+        assert store.read_document(long)
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_files_that_never_fit_evict_nothing(mount: Mount, pinned: bool) -> None:
+    """More than all that may go has: it says what is missing."""
+    root = mount("tmpfs", 64 << 20, inodes=900 if pinned else 400)
+    store, kept = BlobStore(root, choose=choose), sample(1, PIECE)
+    try:
+        fill(store.begin(kept.digest, kept.pieces), kept)
+        if pinned:
+            before = Publisher().pack({f"{n}".encode(): noise(5000 + n, 100) for n in range(300)})
+            pull(store, before)
+            store.pins.pin(before.root, "me")
+        tree = Publisher().pack({f"{n}".encode(): noise(n, 100) for n in range(700)})
         with pytest.raises(DiskFull) as caught:
             pull(store, tree)
         assert caught.value.details["short_of"] == "inodes" and store.get(kept.digest) is not None

@@ -127,9 +127,10 @@ REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegist
 
 
 class AgentHealth(msgspec.Struct, frozen=True):
-    """Answer to GET /healthz. `disk` is "ok", or for how long the store's disk has not answered.
-    `proof` answers the nonce of the query (messages.instance_proof), empty without one: a tracker
-    learns by it which agent answers at an address."""
+    """Answer to GET /healthz. `disk` is "ok", or for how long the store's disk has not answered,
+    or that its directory was removed. `proof` answers the nonce of the query
+    (messages.instance_proof), empty without one: a tracker learns by it which agent answers at an
+    address."""
 
     status: str
     host: str

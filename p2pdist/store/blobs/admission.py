@@ -32,8 +32,8 @@ from p2pdist.store.blobs.hashes import VOUCHED
 from p2pdist.store.disk import failures
 from p2pdist.store.index import Entry
 
-FILES_A_BLOB = 3
-"""Contents, bitmap and piece list."""
+FILES_A_BLOB = 2
+"""Contents, and a bitmap until they are complete."""
 
 logger = logging.getLogger(__name__)
 

@@ -64,6 +64,10 @@ class Documents:
         """The bytes of a document; 0 when it is not here."""
         return self._rows.get(digest) or self._files.get(digest, 0)
 
+    def files_new(self, documents: Sequence[bytes]) -> int:
+        """How many files `put` would make of these."""
+        return sum(len(data) > ROW_BYTES_MAX and digest_of(data) not in self for data in documents)
+
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._rows or digest in self._files
 

@@ -370,6 +370,6 @@ def _extract(missing: Missing, objects: Objects, context: TreeContext) -> Extrac
         except DiskFull:
             evicted: Collection[Digest] = ()
             with suppress(DiskFull):  # the first one says more
-                evicted = context.make_room(sum(missing.contents.values()), len(missing.contents))
+                evicted = context.make_room(sum(missing.contents.values()), 0)  # its files are expected
             if not evicted:
                 raise
