@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -14,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from p2pdist.client.access import NAME_A_TRACKER, Access
+from p2pdist.client.pulse import Hangs, Pulse
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Unavailable, UsageError, from_problem, unreached
 from p2pdist.model.fleet import (
     Assignment,
@@ -46,10 +46,6 @@ ANSWER_BYTES_MAX = 256 << 20
 REQUEST_S_MAX = 60.0
 CONNECT_S_MAX = 5.0
 
-LATE_S, LATE_S_MAX, LIVES_S_MAX = 3.0, 12.0, 2.0
-"""One of several trackers from which nothing has come for so long is asked whether it lives, then
-again after twice as long each time, and has so long to say so."""
-
 WAIT_S = 20.0
 """How long `wait` has a tracker keep a question waiting."""
 
@@ -77,13 +73,8 @@ class Tracker:
         if not self._urls:
             raise UsageError("no tracker is named", remedy="Write http://host:7070")
         self._session: aiohttp.ClientSession | None = None
-        self._probes: aiohttp.ClientSession | None = None
-        """Has connections of its own: questions that wait may have taken all others."""
-        self._probe: dict[str, asyncio.Task[bool]] = {}
-        """The question whether it lives that is under way, by the URL of a tracker."""
-        self._heard_at: dict[str, float] = {}
-        """When a part of an answer came last from a tracker, in the event loop's time."""
         self._access = access if access is not None else Access(token)
+        self._pulse = Pulse(self._access)
         self.answered = ""
         """The URL of the tracker that was asked last, without secrets."""
 
@@ -92,17 +83,14 @@ class Tracker:
 
         timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX, sock_connect=CONNECT_S_MAX)
         self._session = aiohttp.ClientSession(timeout=timeout, headers={HEADER: os.urandom(8).hex()})
-        self._probes = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LIVES_S_MAX))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for probe in self._probe.values():
-            probe.cancel()
-        await asyncio.gather(*self._probe.values(), return_exceptions=True)
-        for session in filter(None, (self._session, self._probes)):
-            await session.close()
+        await self._pulse.close()
+        if self._session is not None:
+            await self._session.close()
 
     # -- preseeds and rankings
 
@@ -232,46 +220,13 @@ class Tracker:
         for number, url in enumerate(urls, 1):
             asking = self._ask(method, url, path, body, decode)
             try:
-                return await (asking if number == len(urls) else self._while_it_lives(url, asking))
+                return await (asking if number == len(urls) else self._pulse.watched(url, asking))
             except Unavailable as error:
+                if isinstance(error, Hangs):  # it is asked last from now on
+                    self._urls = [*(other for other in self._urls if other != url), url]
                 failure = error
         assert failure is not None
         raise failure
-
-    async def _while_it_lives(self, url: str, asking: Coroutine[Any, Any, Value]) -> Value:
-        """What `asking` returns, which asks the tracker at `url`. Raises Unavailable where that
-        hangs: it keeps the connection, and would keep the caller as long. It is asked last from
-        then on."""
-        from p2pdist.model.url import redacted
-
-        loop, pause_s = asyncio.get_running_loop(), LATE_S
-        task = loop.create_task(asking)
-        try:
-            while not (await asyncio.wait([task], timeout=pause_s))[0]:
-                if loop.time() - self._heard_at.get(url, float("-inf")) < pause_s:
-                    continue
-                if not await self._lives(url) and not task.done():
-                    self._urls = [*(other for other in self._urls if other != url), url]
-                    raise Unavailable(f"the tracker {redacted(url)} hangs", remedy="Ask another one, or restart it")
-                pause_s = min(2 * pause_s, LATE_S_MAX)
-            return task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _lives(self, url: str) -> bool:
-        if (probe := self._probe.get(url)) is None or probe.done():
-            probe = self._probe[url] = asyncio.create_task(self._answers(url))
-        return await asyncio.shield(probe)
-
-    async def _answers(self, url: str) -> bool:
-        import aiohttp
-
-        assert self._probes is not None
-        with suppress(aiohttp.ClientError, TimeoutError, OSError, P2PDistError):
-            async with self._probes.get(f"{url}/healthz", **await self._access.request(url)) as answer:
-                return answer.status < 500
-        return False
 
     async def _ask(self, method: str, url: str, path: str, body: Any, decode: Callable[[bytearray], Any]) -> Any:
         import aiohttp
@@ -288,7 +243,7 @@ class Tracker:
             async with self._session.request(method, url + path, **secured) as answer:
                 data = bytearray()
                 async for chunk in answer.content.iter_chunked(1 << 18):
-                    self._heard_at[url] = asyncio.get_running_loop().time()
+                    self._pulse.heard(url)
                     data += chunk
                     if len(data) > ANSWER_BYTES_MAX:
                         raise P2PDistError(f"the tracker {redacted(url)} answered more than {ANSWER_BYTES_MAX} bytes")

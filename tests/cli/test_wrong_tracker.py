@@ -14,7 +14,7 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from p2pdist.client import tracker
+from p2pdist.client import pulse
 from p2pdist.client.tracker import Tracker
 from p2pdist.credentials.exchange import in_words
 from p2pdist.model.errors import unreached
@@ -122,8 +122,8 @@ async def no_hosts(request: web.Request) -> web.Response:
 
 async def test_of_several_trackers_one_that_hangs_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes connections, and answers nothing; so do two."""
-    monkeypatch.setattr(tracker, "LATE_S", 0.05)
-    monkeypatch.setattr(tracker, "LIVES_S_MAX", 0.05)
+    monkeypatch.setattr(pulse, "LATE_S", 0.05)
+    monkeypatch.setattr(pulse, "LIVES_S_MAX", 0.05)
     app = web.Application()
     app.router.add_get("/v1/hosts", no_hosts)
     with socket.create_server(("127.0.0.1", 0)) as hanging:
@@ -137,7 +137,7 @@ async def test_many_questions_that_wait_leave_room_for_the_one_whether_it_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """More than a client has connections."""
-    monkeypatch.setattr(tracker, "LATE_S", 0.05)
+    monkeypatch.setattr(pulse, "LATE_S", 0.05)
     waiting, go = 0, asyncio.Event()
 
     async def lives(request: web.Request) -> web.Response:
@@ -161,7 +161,7 @@ async def test_many_questions_that_wait_leave_room_for_the_one_whether_it_lives(
 
 async def test_an_answer_that_comes_after_all_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was asked for has been done: it is not asked of another tracker as well."""
-    monkeypatch.setattr(tracker, "LATE_S", 0.05)
+    monkeypatch.setattr(pulse, "LATE_S", 0.05)
     asked, answered = asyncio.Event(), asyncio.Event()
 
     async def lives(request: web.Request) -> web.Response:
@@ -183,8 +183,8 @@ async def test_an_answer_that_comes_after_all_is_taken(monkeypatch: pytest.Monke
 
 
 async def test_of_several_trackers_one_that_is_late_and_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker, "LATE_S", 0.05)
-    monkeypatch.setattr(tracker, "LIVES_S_MAX", 60.0)
+    monkeypatch.setattr(pulse, "LATE_S", 0.05)
+    monkeypatch.setattr(pulse, "LIVES_S_MAX", 60.0)
     asked = asyncio.Queue[None]()
 
     async def lives(request: web.Request) -> web.Response:
