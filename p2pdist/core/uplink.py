@@ -2,9 +2,9 @@
 
 Theory. A host feeds several children over one link. Left to TCP, the shares are unfair enough to
 ruin a tree, so the sender schedules: the streams are flows of a fair queue by bytes given to the
-kernel, starts before preseeds (fair_queue.py), with few blocks in flight. A stream sends pieces in
-the order in which they were verified here, each once. HTTP clients that read a range are flows,
-too: they say when they have a block to send.
+kernel, starts before preseeds (fair_queue.py), with one block in flight, which is a piece or part
+of a large one. A stream sends pieces in the order in which they were verified here, each once. HTTP
+clients that read a range are flows, too: they say when they have a block to send.
 
 A block that the kernel does not take for long (a child that is dead or has a full downlink)
 stops counting against the blocks in flight, so it cannot hold up other flows. Nor do blocks of a

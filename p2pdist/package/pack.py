@@ -187,7 +187,7 @@ async def pack(
     provenance: Provenance | None = None,
     on_progress: OnProgress | None = None,
 ) -> Packed:
-    """Pack the directory `source` as `reference` into `layout`, on top of `base` (scan up in the
+    """Pack the directory `source` as `reference` into `layout`, on top of `base` (looked up in the
     layout, then at the origin).
 
     `mtime`, in seconds since 1970, replaces all modification times of an image, and the later ones

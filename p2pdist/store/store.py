@@ -200,8 +200,8 @@ class Room:
 
     def make(self, needed: int, files: int = 0) -> list[Digest]:
         """Evict what must go for `needed` more bytes and so many new files to fit; returns what
-        went. Raises DiskFull when that is impossible, and then evicts nothing; but where what went
-        had fewer files than it seemed to."""
+        went. Raises DiskFull when that is impossible. Then nothing went, unless the file system
+        gave back less than it had seemed to hold."""
         if (short := self._short_of_files(files)) > 0:
             self._stock.trees.collect()
             if (short := self._short_of_files(files)) > self._stock.files_of(self._stock.candidates()[0]):

@@ -1,8 +1,8 @@
 """The guard of an HTTP server: which identity sends a request, and whether the route's right is one
 of its rights (p2pdist/model/access.py).
 
-Every route names its right in the table of routes (openapi.py). While access is off the guard is
-given no function that finds identities, and every request may do everything.
+Every route names its right in the table of routes (openapi.py). While access is off every request
+may do everything: the function that finds identities returns OPEN, or there is none.
 
 A page of another site, open in a browser on a machine that reaches this server, must not act with
 what the machine may do: requests that change something, and sessions, are refused when their Origin

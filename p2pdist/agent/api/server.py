@@ -139,8 +139,8 @@ class AgentHealth(msgspec.Struct, frozen=True):
 
 
 class AgentReadiness(msgspec.Struct, frozen=True):
-    """Answer to GET /readyz. `status` is "ok" or what the agent waits for; `problem` is why no
-    tracker answers."""
+    """Answer to GET /readyz. `status` is "ok", "leaving", or what the agent waits for; `problem`
+    is why no tracker answers."""
 
     status: str
     tracker: str

@@ -13,7 +13,8 @@ Where the tracker has a trace of the start, the device is filled in its order fr
 (prefetch.py, traces.py): what it names comes while the view is mounted, from where it is foreseen
 to be (forecast.py), and the pull computes what is missing after it.
 
-A reader waits for `limit_s` at most, then it gets EIO, and the log says why.
+A reader waits for `limit_s` at most, then it gets EIO, and the log says why. While no agent
+answers, the supervisor gives it EIO SUPERVISOR_GRACE_S later.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class _Connection(http.client.HTTPConnection):
     """A connection to a Unix socket."""
 
     def __init__(self, path: str) -> None:
-        super().__init__("agent", timeout=LIMIT_S)
+        super().__init__("agent")
         self._path = path
 
     def connect(self) -> None:
@@ -47,6 +47,12 @@ class _Connection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+    def limit(self, seconds: float) -> None:
+        """Wait no longer than that for what comes next."""
+        self.timeout = seconds
+        if self.sock is not None:
+            self.sock.settimeout(seconds)
 
 
 class _Files:
@@ -84,16 +90,17 @@ class _Files:
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             with suppress(OSError, http.client.HTTPException):
-                return self._fetch(image, offset, end)
+                return self._fetch(image, offset, end, deadline)
             time.sleep(PAUSE_S)
         raise OSError(errno.EIO, "it has not come")
 
-    def _fetch(self, image: RemoteImage, start: int, end: int) -> bytes:
-        """Raises OSError, HTTPException for what is no whole answer."""
+    def _fetch(self, image: RemoteImage, start: int, end: int, deadline: float) -> bytes:
+        """Raises OSError, HTTPException for what is no whole answer by the deadline."""
         try:
             connection = self._kept.get_nowait()
         except queue.Empty:
             connection = _Connection(self._path)
+        connection.limit(max(PAUSE_S, deadline - time.monotonic()))
         try:
             connection.request("GET", f"/v1/blobs/{image.digest}", headers={"Range": f"bytes={start}-{end - 1}"})
             answer = connection.getresponse()

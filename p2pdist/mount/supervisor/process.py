@@ -55,7 +55,7 @@ from p2pdist.mount.supervisor.protocol import (
     WHOLE,
 )
 
-CELL_BYTES = 1 << 16
+CELL_FILE_BYTES = 1 << 16
 HEAD_BYTES, HEAD_END = 5, 4096
 """The cells of a device, and where in each cell its head is, which has zeros for as long as
 something of the cell is missing."""
@@ -144,12 +144,12 @@ class _Heads:
 
     def cover(self, offset: int, count: int) -> bool:
         """Whether all cells of a range can be read."""
-        return all(map(self._has, range(offset // CELL_BYTES, -(-(offset + count) // CELL_BYTES))))
+        return all(map(self._has, range(offset // CELL_FILE_BYTES, -(-(offset + count) // CELL_FILE_BYTES))))
 
     def _has(self, cell: int) -> bool:
         if cell not in self._seen:
             with contextlib.suppress(OSError):
-                if any(os.pread(self._device, HEAD_BYTES, cell * CELL_BYTES + HEAD_END - HEAD_BYTES)):
+                if any(os.pread(self._device, HEAD_BYTES, cell * CELL_FILE_BYTES + HEAD_END - HEAD_BYTES)):
                     self._seen.add(cell)
         return cell in self._seen
 

@@ -17,7 +17,7 @@ is overloaded for long pins one of its swarms to another, which has room for it.
 
 Without the database a tracker goes on with the ownership that it has. It grants no origin lease
 once it knows, or must fear, that others go on without it: agents or trackers have heard of a newer
-epoch (`EpochHeard`), or its own process stood still for as long as it takes to be given up. The
+epoch (`EpochHeard`), or its own process stood still for so long that it may have been given up. The
 next look at the database tells. An agent is not believed alone (HEARSAY_MIN), unless there is no
 other one. Where agents know a higher epoch than the database, it was restored from a backup: epochs
 go on above theirs.

@@ -3,7 +3,8 @@
 A picked host is kept while it can be counted on: it is connected here, another tracker reports it
 or has it, or it has been away for less than REPLACE_S. Others are picked in the place of the rest,
 those first that lack the fewest bytes. Where the other trackers can be asked of their hosts
-(`AskCandidates`), they are before some number of hosts is picked or replaced.
+(`AskCandidates`), they are asked before some number of hosts is picked or replaced; copies in each
+zone are picked among the hosts of this tracker.
 """
 
 from __future__ import annotations

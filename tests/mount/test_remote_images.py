@@ -1,0 +1,59 @@
+"""Images that `run` reads through the agent's socket without root."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2pdist.mount.lazy import remote
+from p2pdist.mount.squashfs import RemoteImage
+
+CONTENT = bytes(range(256)) * 64
+IMAGE = RemoteImage(f"sha256:{'0' * 64}", len(CONTENT))
+HALF = len(CONTENT) // 2
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Path]:
+    """The socket of an agent that answers the first request of its connection, and then no more."""
+    path, connections = tmp_path / "sock", list[socket.socket]()
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            connections.append(connection)
+            connection.recv(1 << 16)
+            if len(connections) == 1:
+                head = f"HTTP/1.1 206 Partial Content\r\nContent-Length: {HALF}\r\n\r\n"
+                connection.sendall(head.encode() + CONTENT[:HALF])
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield path
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+    for connection in connections:
+        connection.close()
+
+
+def test_a_read_waits_no_longer_than_its_limit(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = remote._Files(str(agent), [IMAGE])
+    assert files.read("/1", HALF, 0, None) == CONTENT[:HALF]
+    monkeypatch.setattr(remote, "LIMIT_S", 0.5)
+    began = time.monotonic()
+    with pytest.raises(OSError, match="has not come") as raised:  # over the connection that was kept
+        files.read("/1", HALF, HALF, None)
+    assert raised.value.errno == errno.EIO
+    assert time.monotonic() - began < 30, "each request waited for a whole limit"
