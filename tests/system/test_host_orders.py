@@ -99,9 +99,10 @@ def test_a_drained_host_serves_no_other_and_is_picked_by_no_preseed(site: Site) 
         with pytest.raises(NotFound, match="h7"):
             client.drain("h7")
         second = Agent(site, "h1").start()
-        second.pull(package=PACKAGE)
+        came = second.pull(package=PACKAGE).bytes_peers
+        assert came, "what no other host has comes from it rather than from the origin"
+        until(lambda: first.metric("p2pdist_agent_sent_bytes_total") >= came)  # it counts what it has sent later
         sent = first.metric("p2pdist_agent_sent_bytes_total")
-        assert sent, "what no other host has comes from it rather than from the origin"
         order = ("preseed", PACKAGE, "--count", "1", "--id", "one", *at)
         assert site.command(*order)[0] == 0
         assert client.wait("one").hosts_done == 1
