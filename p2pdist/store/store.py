@@ -182,7 +182,8 @@ class Stock:
             if digest in self.trees.records:
                 self.trees.remove(digest)
                 gone = True
-            if (blob := self.blobs.get(digest)) is not None:
+            blob = self.blobs.get(digest)
+            if blob is not None and not self.trees.records.needing(digest):  # a tree that was held since stays
                 self.discard(blob)
                 gone = True
         return gone

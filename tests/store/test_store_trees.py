@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from store_rig import flip, pretend_other_boot
 from store_tree_rig import CHUNK, Packed, Publisher, bring, check, noise, pull, text
 
 from p2pdist.core.eviction import choose
-from p2pdist.model.candidate import Share
+from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.catalog import Catalog, Pack, decode_catalog, encode_catalog
-from p2pdist.model.digest import digest_of
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, Damaged, DiskFull, NotFound
 from p2pdist.model.manifest import PACK_TYPE, PIECES_DIGEST, PIECES_SIZE, Descriptor
 from p2pdist.model.pieces import PieceList
@@ -359,6 +359,27 @@ def test_a_tree_that_is_pinned_held_or_pulled_stays(store: BlobStore) -> None:
     with store.trees.missing(packed.root, packed.catalogs), pytest.raises(Conflict, match="in use"):
         store.trees.remove(packed.root)
     store.trees.remove(packed.root)
+
+
+def test_a_tree_that_is_held_while_room_is_made_stays_whole(tmp_path: Path, open_store: OpenStore) -> None:
+    """A view that begins once it was decided what goes keeps its tree, and with it the catalogs."""
+    tree = Publisher().pack({b"file": noise(1, 1000)})
+
+    def choose_held(candidates: Sequence[Candidate], needed: int, shares: Sequence[Share] = ()) -> list[Digest] | None:
+        chosen = choose(candidates, needed, shares)
+        if chosen and tree.root not in store.trees.holds:
+            store.trees.hold(tree.root)
+        return chosen
+
+    store = open_store(tmp_path / "store", capacity_bytes=100_000, choose=choose_held)
+    pull(store, tree)
+    everything = 100_000 - store.usage().bytes_small
+    with pytest.raises(DiskFull):
+        store.make_room(everything)
+    assert store.trees.complete(tree.root)
+    check(store, tree)
+    store.trees.release(tree.root)
+    store.trees.hold(tree.root)
 
 
 def test_what_a_pull_counts_on_does_not_vanish(store: BlobStore) -> None:
