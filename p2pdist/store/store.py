@@ -34,7 +34,7 @@ from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError
 from p2pdist.model.manifest import Manifest, decode_manifest
 from p2pdist.model.pieces import PieceList
-from p2pdist.store.blobs.admission import FILES_A_BLOB, Admission
+from p2pdist.store.blobs.admission import Admission
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.documents import Documents
 from p2pdist.store.blobs.files import BlobContext
@@ -145,10 +145,13 @@ class Stock:
         return ahead
 
     def files_of(self, candidates: Sequence[Candidate]) -> int:
-        """How many files those of them have, at most, that may go."""
-        going = [item.digest for item in candidates if not item.pinned and not item.in_use]
-        of_trees = sum(len(self.trees.records.contents(digest)) for digest in going if digest in self.trees.records)
-        return FILES_A_BLOB * len(going) + of_trees
+        """How many files go with those of them that may go."""
+        may_go = [item for item in candidates if not item.pinned and not item.in_use]
+        names = {item.digest for item in may_go}
+        going = {item.digest for item in may_go if item.needed_by <= names}
+        blobs = [blob for digest in going if (blob := self.blobs.get(digest)) is not None]
+        lists = self.documents.files_of({blob.pieces_digest for blob in blobs})
+        return sum(blob.files.count for blob in blobs) + lists + self.trees.files_of(going)
 
     def candidates(self) -> tuple[list[Candidate], Sequence[Share]]:
         """What might make room: blobs, and trees with their roots. See core/eviction. The caller

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from store_tree_rig import Publisher, bring, check, noise, pull
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.tree import content_hash
-from p2pdist.store.disk import usable_bytes
+from p2pdist.store.disk import usable_bytes, usable_files
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.extraction import Bundle
 
@@ -187,6 +188,40 @@ def test_files_that_never_fit_evict_nothing(mount: Mount, pinned: bool) -> None:
         with pytest.raises(DiskFull) as caught:
             pull(store, tree)
         assert caught.value.details["short_of"] == "inodes" and store.get(kept.digest) is not None
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("held", ["pinned", "pulled"])
+def test_files_that_another_tree_needs_do_not_count(mount: Mount, held: str) -> None:
+    """A version that shares nearly all files with one that stays has few to give, and a complete
+    blob has one: where that is not enough nothing goes, and where it just is, all of it."""
+    root = mount("tmpfs", 64 << 20, inodes=1000)
+    store, publisher = BlobStore(root, choose=choose), Publisher()
+    kept = [sample(seed, 2 * PIECE) for seed in range(20)]
+    try:
+        files = {f"{n}".encode(): noise(n, 100) for n in range(300)}
+        first, second = publisher.pack(files), publisher.pack(files | {b"new": b"new"})
+        pull(store, first)
+        pull(store, second)
+        for item in kept:
+            fill(store.begin(item.digest, item.pieces), item)
+        with contextlib.ExitStack() as claims:
+            if held == "pinned":
+                store.pins.pin(first.root, "me")
+            else:
+                store.trees.remove(first.root)
+                claims.enter_context(store.trees.missing(first.root, first.catalogs, first.packs))
+            usable = usable_files(root, root)
+            assert usable is not None
+            count = store._stock.files_of(store.candidates()[0])
+            with pytest.raises(DiskFull):
+                store.make_room(0, usable + count + 1)
+            assert second.root in store.trees.records
+            assert all(store.get(item.digest) for item in kept)
+            assert second.root in store.make_room(0, usable + count)
+            assert usable_files(root, root) == usable + count
+            assert not any(store.get(item.digest) for item in kept)
     finally:
         store.close()
 

@@ -68,6 +68,10 @@ class Documents:
         """How many files `put` would make of these."""
         return sum(len(data) > ROW_BYTES_MAX and digest_of(data) not in self for data in documents)
 
+    def files_of(self, digests: set[Digest]) -> int:
+        """How many of these documents are files."""
+        return len(digests & self._files.keys())
+
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._rows or digest in self._files
 

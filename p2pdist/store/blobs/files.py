@@ -98,6 +98,11 @@ class BlobFiles:
         """Whether the content is open, and stays so while the blob is held."""
         return self.fd >= 0
 
+    @property
+    def count(self) -> int:
+        """How many files the blob has."""
+        return 1 + self.writable * (self.marked + self.hashed)
+
     def create(self, have: PieceSet) -> None:
         """Create the files of a new partial blob, the bitmap first, with their space reserved."""
         with self.disk:

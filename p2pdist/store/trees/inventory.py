@@ -366,6 +366,19 @@ class Trees:
         """Bytes of all images, those of pulls under way among them."""
         return self.images.bytes_total(record.root for record in self.records)
 
+    def files_of(self, roots: set[Digest]) -> int:
+        """How many files go with these trees: objects that no other tree names, images and
+        variants. What is no tree here has none."""
+        here = [record.root for record in self.records if record.root in roots]
+        contents: set[bytes] = set().union(*map(self.records.contents, here))
+        for record in self.records:
+            if record.root not in roots:
+                contents -= self.records.contents(record.root)
+        for missing in self.pulls:
+            contents -= missing.tree.contents.keys() | missing.sources
+        beside = sum(bool(self.images.size(root)) + self.variants.files_of(root) for root in here)
+        return len(contents & self._objects.contents()) + beside
+
     def candidates(self) -> tuple[Sequence[Candidate], Sequence[Share]]:
         """Trees with the bytes that are theirs alone, root, image and variants among them, and what
         they share."""

@@ -8,6 +8,7 @@ another boot of the machine are removed, whatever they look like.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -40,6 +41,12 @@ class Variants:
     def size(self, root: Digest) -> int:
         """Bytes that count for the variants of a tree."""
         return self._sizes.get(root, 0)
+
+    def files_of(self, root: Digest) -> int:
+        """How many variants of a tree there are."""
+        with failures(self._directory), suppress(FileNotFoundError):
+            return len(os.listdir(self._path(root)))
+        return 0
 
     def keep(self, root: Digest, most: int, objects: int) -> Path | None:
         """A directory for the variants of a tree whose objects take so many bytes; they take, and
