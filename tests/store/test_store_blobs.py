@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_rig import PIECE, complete_file, data_file, files, fill, flip, in_index, read_piece, sample
+from store_rig import PIECE, bitmap_file, complete_file, data_file, files, fill, flip, in_index, read_piece, sample
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, TooLarge, UsageError
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Config, Descriptor, Manifest, encode_config, encode_manifest
 from p2pdist.model.pieces import PieceList, encoded_size
+from p2pdist.store.blobs.bitmap import read_bitmap
 from p2pdist.store.blobs.blob import Blob, content_digest
 from p2pdist.store.blobs.documents import ROW_BYTES_MAX
 from p2pdist.store.store import DOCUMENT_IDLE_S, BlobStore
@@ -339,6 +340,43 @@ def test_another_piece_list_replaces_a_partial_blob(store: BlobStore) -> None:
     assert new is not old and len(new.have) == 0 and new.layout == other.pieces.layout
     fill(new, other)
     assert store.begin(found.digest, found.pieces) is new, "complete, and its SHA-256 is its name"
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_partial_blob_whose_content_was_removed_is_begun_anew(
+    tmp_path: Path, open_store: Any, reopened: bool
+) -> None:
+    """While the store is open, as somebody does that needs room: what is written to a file that
+    nobody finds makes no blob, and the next attempt does not go on with it."""
+    store, found = open_store(tmp_path / "store"), sample(7, 4 * PIECE)
+    store.begin(found.digest, found.pieces).write(0, found.piece(0))
+    if reopened:
+        store.close()
+        store = open_store(tmp_path / "store")
+    with store.begin(found.digest, found.pieces).held() as blob:
+        data_file(store.root, found.digest).unlink()
+        with pytest.raises(P2PDistError):
+            fill(blob, found)
+        assert store.begin(found.digest, found.pieces) is blob, "it is in use"
+    blob = store.begin(found.digest, found.pieces)
+    assert not blob.have
+    fill(blob, found)
+    assert complete_file(store.root, found.digest).read_bytes() == found.data
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_bitmap_that_was_removed_is_written_anew(tmp_path: Path, open_store: Any, reopened: bool) -> None:
+    store, found = open_store(tmp_path / "store"), sample(7, 4 * PIECE)
+    store.begin(found.digest, found.pieces).write(0, found.piece(0))
+    if reopened:
+        store.close()
+        store = open_store(tmp_path / "store")
+    bitmap_file(store.root, found.digest).unlink()
+    blob = store.begin(found.digest, found.pieces)
+    assert list(blob.have) == [0]
+    blob.write(2, found.piece(2))
+    bitmap = read_bitmap(bitmap_file(store.root, found.digest), found.count)
+    assert bitmap is not None and list(bitmap.pieces) == [0, 2]
 
 
 def test_a_lying_piece_list_does_not_keep_its_place(store: BlobStore) -> None:

@@ -171,6 +171,23 @@ class BlobFiles:
         self._context.index.set_complete(self._digest, complete=True, boot=str(self._context.boot))
         self.remove_bitmap()
 
+    def stand(self, have: PieceSet) -> bool:
+        """Whether content and hashes of a partial blob are where they belong: somebody may have
+        removed them, and what is written then is lost. A bitmap that is missing is written anew."""
+        paths = self._context.paths
+        try:
+            content = os.lstat(self.path)
+            if self.hashed:
+                os.lstat(paths.hashes(self._digest))
+        except FileNotFoundError:
+            return False
+        if self.fd >= 0 and not os.path.samestat(content, os.fstat(self.fd)):
+            return False
+        if self.marked and not paths.bitmap(self._digest).exists():
+            self.close_bitmap()
+            self.rewrite_bitmap(have)
+        return True
+
     def rewrite_bitmap(self, have: PieceSet) -> None:
         """Write the bitmap anew: the new boot id must never stand above bits of another boot."""
         if self.marked:
