@@ -25,6 +25,9 @@ from p2pdist.model.manifest import PACK_TYPE, PIECES_DIGEST, PIECES_SIZE, Descri
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, File, Root, content_hash, decode_root, encode_root
+from p2pdist.store import verification as verification_module
+from p2pdist.store.objects.recovery import file_hash
+from p2pdist.store.scrub import read_objects
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import SelectedPack
 
@@ -555,6 +558,37 @@ def test_a_damaged_object_is_found_and_fetched_again(store: BlobStore) -> None:
     flip(store.blobs()[0].path, 3)
     assert [checked.kind for checked in store.verify() if not checked.ok] == ["blob"]
     assert not store.blobs()[0].complete
+
+
+@pytest.mark.parametrize("reader", ["scrub", "verify"])
+def test_an_object_that_was_made_anew_while_it_was_read_stays(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    """A pull has found the damage first, and has the object again."""
+    data = noise(70, 5000)
+    tree = Publisher().pack({b"file": data})
+    pull(store, tree)
+    content = content_hash(data)
+    flip(store.objects.path(content), 3)
+
+    def heal() -> None:
+        if store.objects.path(content).read_bytes() != data:
+            store.trees.drop_object(content)
+            pull(store, tree)
+
+    def read_and_heal(path: Path) -> bytes:
+        found = file_hash(path)
+        heal()
+        return found
+
+    if reader == "scrub":
+        checked = list(read_objects(store, content.hex()[:2], lambda count: heal()))
+    else:
+        monkeypatch.setattr(verification_module, "file_hash", read_and_heal)
+        checked = [each for each in store.verify() if each.kind == "object"]
+    assert [each.ok for each in checked] == [True]
+    assert store.trees.complete(tree.root)
+    check(store, tree)
 
 
 def test_a_damaged_older_object_does_not_get_into_a_new_one(store: BlobStore) -> None:
