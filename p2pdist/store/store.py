@@ -63,7 +63,8 @@ from p2pdist.store.verification import Checked, verify
 logger = logging.getLogger(__name__)
 
 PARTIAL_IDLE_S = 3600.0
-"""A partial blob that was not used for this long may be evicted like a complete one."""
+"""A partial blob that was not used for this long may be evicted like a complete one; so may one
+that was used so much later than now, before the clock was set back."""
 
 USE_SAVED_S = 60.0
 """Uses are kept in memory for so long: a crash costs some order of eviction, not a write per
@@ -156,7 +157,7 @@ class Stock:
     def candidates(self) -> tuple[list[Candidate], Sequence[Share]]:
         """What might make room: blobs, and trees with their roots. See core/eviction. The caller
         holds the store's lock."""
-        idle = time.time() - PARTIAL_IDLE_S
+        now = time.time()
         trees, shares = self.trees.candidates()
         roots, needed_by = {tree.digest for tree in trees}, self.trees.records.needed_by()
         redundant = self.trees.redundant_packs() | self.opened.redundant(self.trees.complete)
@@ -172,7 +173,8 @@ class Stock:
                 needed_by=frozenset(needed_by.get(blob.digest, ())),
             )
             for blob in self.blobs.values()
-            if blob.digest not in roots and (blob.complete or blob.last_used < idle or blob.digest in redundant)
+            if blob.digest not in roots
+            and (blob.complete or abs(now - blob.last_used) > PARTIAL_IDLE_S or blob.digest in redundant)
         ]
         return [*trees, *blobs], shares
 
@@ -521,9 +523,12 @@ class BlobStore:
     def _save_use(self, after_s: float = 0.0) -> None:
         """Write to the index when blobs were used since the last call, unless that was less than
         `after_s` ago."""
-        if time.time() - self._use_saved_at < after_s:
+        now = time.time()
+        if 0 <= now - self._use_saved_at < after_s:
             return
-        since, self._use_saved_at = self._use_saved_at, time.time()
+        since, self._use_saved_at = self._use_saved_at, now
+        if since > now:  # the clock was set back, and times do not tell what was used since
+            since = 0.0
         self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values() if blob.last_used >= since])
         self.trees.records.save_use(since)
 

@@ -245,6 +245,30 @@ def test_order_of_use_survives_reopening(tmp_path: Path, open_store: Any) -> Non
     assert store.make_room(2 * PIECE - 200) == [second.digest]
 
 
+def test_order_of_use_survives_a_clock_that_is_set_back(tmp_path: Path, open_store: Any) -> None:
+    """What is used after it is written down, as ever."""
+    first, second = sample(1, PIECE), sample(2, PIECE)
+    store = open_store(tmp_path / "store")
+    for found in (first, second):
+        fill(store.begin(found.digest, found.pieces), found)
+    store._use_saved_at += 8 * 3600.0  # written down while the clock was ahead
+    with store.get(first.digest).held():
+        pass
+    used = store.get(first.digest).last_used
+    store.close()
+    assert open_store(tmp_path / "store").get(first.digest).last_used == used
+
+
+def test_a_partial_blob_from_before_the_clock_was_set_back_may_go(tmp_path: Path, open_store: Any) -> None:
+    """It was last used hours from now, and would keep its room until then."""
+    left, fresh, new = (sample(seed, 6 * PIECE) for seed in (1, 2, 3))
+    store = open_store(tmp_path / "store", capacity_bytes=14 * PIECE, choose=choose)
+    store.begin(left.digest, left.pieces).last_used += 8 * 3600.0
+    store.begin(fresh.digest, fresh.pieces)
+    store.begin(new.digest, new.pieces)
+    assert store.get(left.digest) is None and store.get(fresh.digest) is not None
+
+
 def test_a_disk_that_is_too_small_is_named(store: BlobStore) -> None:
     """More than the disk has is refused before anything is stored."""
     free = os.statvfs(store.root).f_bavail * os.statvfs(store.root).f_frsize
