@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_rig import fill, flip, sample
+from store_rig import data_file, fill, flip, sample
 from store_tree_rig import Publisher, check, noise, pull, text
 
-from p2pdist.model.errors import DiskFull
+from p2pdist.model.errors import DiskFull, P2PDistError
 from p2pdist.store.store import BlobStore
 
 OpenStore = Callable[..., BlobStore]
@@ -315,3 +315,26 @@ def test_a_full_disk_leaves_what_is_wrong_in_doubt(tmp_path: Path, open_store: O
         store.close()
     finally:
         subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_blob_that_cannot_be_made_partial_leaves_nothing_open(tmp_path: Path, open_store: OpenStore) -> None:
+    """As where files of the store belong to another user: each attempt fails, the scrub makes one
+    every few minutes, and the one after the end of the trouble succeeds."""
+    found, store = sample(1, 5 * 65536), open_store(tmp_path)
+    blob = fill(store.begin(found.digest, found.pieces), found)
+    turn(blob.path)
+    data_file(tmp_path, found.digest).mkdir()
+
+    def opened() -> list[str]:
+        links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+        paths = (os.readlink(link) for link in links if os.path.islink(link))
+        return [path for path in paths if path.startswith(str(tmp_path)) and found.digest[7:] in path]
+
+    for _ in range(3):
+        with pytest.raises(P2PDistError):
+            store.integrity.look([found.digest])
+    assert len(opened()) == 1, "the bitmap"
+    data_file(tmp_path, found.digest).rmdir()
+    assert store.integrity.look([found.digest]) == [found.digest]
+    fill(blob, found)
+    assert opened() == []

@@ -156,7 +156,11 @@ class BlobFiles:
         context.index.set_complete(self._digest, complete=False, boot=str(context.boot))
         self.path.chmod(0o644)
         content = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        self.path = self.path.rename(context.paths.data(self._digest))
+        try:
+            self.path = self.path.rename(context.paths.data(self._digest))
+        except OSError:
+            os.close(content)
+            raise
         self.writable = True
         with self.lock:
             if self.fd < 0:
@@ -227,6 +231,7 @@ class BlobFiles:
             self.hashed = False
 
     def _create_bitmap(self, have: PieceSet) -> None:
+        self.close_bitmap()  # of an attempt that failed later
         self.bitmap = BitmapFile.create(self._context.paths.bitmap(self._digest), have, self._context.boot)
 
     def _open_bitmap(self) -> BitmapFile:
