@@ -35,6 +35,7 @@ class Pins:
     def unpin(self, owner: str) -> None:
         """Take away all pins of `owner`."""
         with self._lock:
+            self._index.reserve.use()
             self._index.unpin(owner)
             for digest, owners in list(self._owners.items()):
                 owners.discard(owner)

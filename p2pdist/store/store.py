@@ -2,6 +2,7 @@
 
     lock                        flock of the one process that uses the store; holds its process id
     index.sqlite                blobs, pins, packages, most documents
+    reserve                     room for the index to say what goes, on a disk that others filled
     blobs/sha256/<hex>          complete blobs, read-only
     partial/<hex>.data, .have   partial blobs and which of their pieces are verified
     partial/<hex>.hashes        the hashes of the pieces of one that has no piece list
@@ -357,6 +358,7 @@ class BlobStore:
                 begun=partial(self._save_use, USE_SAVED_S),
             )
             self.integrity = Integrity(self._paths, self._index, self._blobs, self.objects, self.trees)
+            self._index.reserve.keep()
         except BaseException:
             self._sync.close()
             self._index.close()
@@ -447,6 +449,7 @@ class BlobStore:
             paths = self._paths
             for path in (paths.complete(digest), paths.data(digest), paths.bitmap(digest), paths.hashes(digest)):
                 path.unlink(missing_ok=True)
+        self._index.reserve.use()
         self._index.delete(digest)
         self.opened.removed(digest)
         self._blobs.pop(digest, None)
@@ -526,6 +529,7 @@ class BlobStore:
         now = time.time()
         if 0 <= now - self._use_saved_at < after_s:
             return
+        self._index.reserve.keep()
         since, self._use_saved_at = self._use_saved_at, now
         if since > now:  # the clock was set back, and times do not tell what was used since
             since = 0.0

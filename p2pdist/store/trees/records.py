@@ -53,6 +53,7 @@ class TreeRecords:
 
     def remove(self, root: Digest) -> None:
         """Remove the record of a tree."""
+        self._index.reserve.use()
         self._index.remove_tree(root)
         with self._lock:
             del self._records[root]
