@@ -111,6 +111,27 @@ def test_an_object_that_changed_makes_its_trees_incomplete(
     assert store.integrity.look([packed.root]) == []
 
 
+def test_objects_that_were_lost_together_are_dropped_together(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where somebody removed a directory: a look at all trees for each would take hours."""
+    store, publisher = open_store(tmp_path), Publisher()
+    first, second = publisher.pack(FILES), publisher.pack(FILES | OTHER)
+    pull(store, first)
+    pull(store, second)
+    assert store.integrity.look([first.root, second.root]) == []
+    for content in first.contents:
+        store.objects.path(content).unlink()
+    looks: list[set[bytes]] = []
+    with_any = store.trees.records.with_any
+    monkeypatch.setattr(store.trees.records, "with_any", lambda asked: (looks.append(asked), with_any(asked))[1])
+    assert sorted(store.integrity.look([first.root])) == sorted(content.hex() for content in first.contents)
+    assert looks == [set(first.contents)]
+    assert not store.trees.complete(first.root) and not store.trees.complete(second.root)
+    pull(store, second)
+    check(store, second)
+
+
 def test_what_nothing_uses_is_found_when_all_are_looked_at(tmp_path: Path, open_store: OpenStore) -> None:
     """It goes over all objects once after the store was opened."""
     packed = Publisher().pack(FILES)

@@ -334,12 +334,17 @@ class Trees:
     def drop_object(self, content: bytes) -> None:
         """Remove an object that is not what its name says; trees that need it are no longer
         complete."""
+        self.drop_objects({content})
+
+    def drop_objects(self, contents: set[bytes]) -> None:
+        """Remove objects that are not what their names say. Each tree is looked at once for all of
+        them, which takes long where it has many contents."""
         with self._lock:
             # First, since a tree that is called complete vouches for its contents.
-            for root in self.records.with_any({content}):
+            for root in self.records.with_any(contents):
                 self.records.set_incomplete(root)
-                self.variants.drop(root, content)
-            self._objects.remove([content])
+                self.variants.drop(root, contents)
+            self._objects.remove(contents)
 
     def collect(self) -> int:
         """Remove what neither a tree nor a pull names: objects, and images and variants without a

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
@@ -69,11 +69,11 @@ class Variants:
         with failures(self._directory):
             _remove(self._path(root))
 
-    def drop(self, root: Digest, content: bytes) -> None:
-        """Remove the variants of one content, which may be copies of a damaged object."""
+    def drop(self, root: Digest, contents: Container[bytes | None]) -> None:
+        """Remove the variants of some contents, which may be copies of damaged objects."""
         with failures(self._directory), suppress(FileNotFoundError):
             for path in self._path(root).iterdir():
-                if variant_content(path.name) == content:
+                if variant_content(path.name) in contents:
                     _remove(path)
 
     def open(self, needed: Callable[[Digest], bool]) -> None:
