@@ -34,6 +34,10 @@ HANGS_S = 1.0
 
 logger = logging.getLogger(__name__)
 
+UNREADABLE = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}
+"""What disks and file systems say of what they have lost or find damaged. It is dropped and comes
+again, as what reads otherwise than it was written."""
+
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _TMPFS, _STATFS_BYTES = 0x01021994, 256  # linux/magic.h; more than a struct statfs
 _libc = ctypes.CDLL(None, use_errno=True)

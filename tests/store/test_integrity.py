@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_rig import data_file, fill, flip, sample
+from btrfs_rig import lose
+from store_rig import data_file, fill, flip, pretend_other_boot, sample
 from store_tree_rig import Publisher, check, noise, pull, text
 
 from p2pdist.model.errors import DiskFull, P2PDistError
+from p2pdist.model.tree import content_hash
+from p2pdist.store.scrub import read_objects
 from p2pdist.store.store import BlobStore
 
 OpenStore = Callable[..., BlobStore]
@@ -130,6 +133,50 @@ def test_objects_that_were_lost_together_are_dropped_together(
     assert not store.trees.complete(first.root) and not store.trees.complete(second.root)
     pull(store, second)
     check(store, second)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("way", ["verify", "look", "scrub", "crash"])
+def test_an_object_that_the_disk_has_lost_is_dropped(btrfs: Path, open_store: OpenStore, way: str) -> None:
+    """A mapped page that cannot be read ends a process."""
+    data = noise(7, 200_000)
+    tree, store = Publisher().pack({b"lost": data, b"kept": b"kept"}), open_store(btrfs / "store")
+    pull(store, tree)
+    for pack in tree.packs:
+        store.remove(pack)
+    store.close()
+    if way == "crash":
+        pretend_other_boot(store.root)
+    lose(btrfs, data[50_000:50_064])
+    store = open_store(store.root)
+    content = content_hash(data)
+    if way == "verify":
+        assert [each.name for each in store.verify() if not each.ok] == [content.hex()]
+    elif way == "look":
+        store.integrity._changed.add(content)
+        assert store.integrity.look([tree.root]) == [content.hex()]
+    elif way == "scrub":
+        assert not all(each.ok for each in read_objects(store, content.hex()[:2], lambda count: None))
+    assert content not in store.objects and not store.trees.complete(tree.root)
+    pull(store, tree)
+    check(store, tree)
+    store.close()
+
+
+@pytest.mark.root
+def test_a_document_that_the_disk_has_lost_comes_again(btrfs: Path, open_store: OpenStore) -> None:
+    """The store opens, with all else, and the blob that the list is of stays."""
+    found, store = sample(1, 600 * 65536), open_store(btrfs / "store")
+    fill(store.begin(found.digest, found.pieces), found)
+    encoded = found.pieces.encode()
+    store.close()
+    lose(btrfs, encoded[100:164])
+    store = open_store(store.root)
+    assert store.read_document(found.pieces.digest) is None
+    assert store.put_document(encoded) == found.pieces.digest
+    blob = store.get(found.digest)
+    assert blob.complete and blob.verify() == []
+    store.close()
 
 
 def test_what_nothing_uses_is_found_when_all_are_looked_at(tmp_path: Path, open_store: OpenStore) -> None:
