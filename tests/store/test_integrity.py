@@ -15,6 +15,8 @@ from store_tree_rig import Publisher, check, noise, pull, text
 
 from p2pdist.model.errors import DiskFull, P2PDistError
 from p2pdist.model.tree import content_hash
+from p2pdist.mount.erofs.writer import is_image, write_image
+from p2pdist.mount.layers import make_image
 from p2pdist.store.scrub import read_objects
 from p2pdist.store.store import BlobStore
 
@@ -177,6 +179,22 @@ def test_a_document_that_the_disk_has_lost_comes_again(btrfs: Path, open_store: 
     blob = store.get(found.digest)
     assert blob.complete and blob.verify() == []
     store.close()
+
+
+@pytest.mark.root
+def test_an_image_that_the_disk_has_lost_is_made_anew(btrfs: Path, open_store: OpenStore) -> None:
+    """By the next pull or mount of its tree."""
+    tree, store = Publisher().pack(FILES), open_store(btrfs / "store")
+    pull(store, tree)
+    image = store.trees.images.path(tree.root)
+    write_image(tree.entries, image)
+    made = image.read_bytes()
+    store.close()
+    lose(btrfs, made[1024:1088])
+    with pytest.raises(OSError, match="Input/output"):
+        image.read_bytes()
+    make_image(image, lambda: write_image(tree.entries, image))
+    assert image.read_bytes() == made and is_image(image)
 
 
 def test_what_nothing_uses_is_found_when_all_are_looked_at(tmp_path: Path, open_store: OpenStore) -> None:
