@@ -25,10 +25,18 @@ RESERVE_FILES = 1024
 """A store leaves so many inodes free, or a hundredth of those of a file system with fewer than
 102,400."""
 
+INDEX_BYTES = 1 << 20
+"""What the files of an index need to grow; where a disk is smaller than 100 MB, a hundredth of
+it."""
+
 HANGS_S = 1.0
 """A disk that has not taken a byte for so long hangs."""
 
 logger = logging.getLogger(__name__)
+
+UNREADABLE = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}
+"""What disks and file systems say of what they have lost or find damaged. It is dropped and comes
+again, as what reads otherwise than it was written."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _TMPFS, _STATFS_BYTES = 0x01021994, 256  # linux/magic.h; more than a struct statfs
@@ -182,6 +190,42 @@ def _is_at(path: Path, fd: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+class Reserve:
+    """A file that keeps room for the index in the same directory. Where others have filled the disk
+    it goes, so that what is to be removed can be written down, and it comes again once there is
+    room."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "reserve"
+
+    def use(self) -> None:
+        """Give the room to the index, where the disk has no other."""
+        directory = self._path.parent
+        with suppress(OSError):
+            if free_bytes(directory) < self._size() and self._path.exists():
+                self._path.unlink()
+                sync_filesystem(directory)  # some give space back late
+
+    def keep(self) -> None:
+        """Take the room, where it is not taken and there is enough; but no memory."""
+        with suppress(OSError):
+            size = self._size()
+            # Of what a store leaves free, or it would have none beside a full store.
+            if free_bytes(self._path.parent) < 4 * size or self._path.exists():
+                return
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                if not in_memory(fd):
+                    reserve(fd, size)
+            finally:
+                if not os.fstat(fd).st_size:
+                    self._path.unlink()
+                os.close(fd)
+
+    def _size(self) -> int:
+        return min(INDEX_BYTES, disk_bytes(self._path.parent) // 100)
 
 
 def sync_path(path: Path) -> None:

@@ -20,10 +20,8 @@ from typing import Any
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
 from p2pdist.model.tree import HASH_SIZE
+from p2pdist.store.disk import INDEX_BYTES, Reserve
 from p2pdist.store.layout import FILE_MODE
-
-ROOM_BYTES = 1 << 20
-"""What the files of the index need to grow."""
 
 _VERSION = 4
 _OPENED_VERSION = _VERSION + 1
@@ -148,11 +146,11 @@ class TreeRecord:
 
 
 class Index:
-    """The rows of the index. Thread-safe. Methods raise DiskFull, Corrupt (the file is damaged) or
-    P2PDistError."""
+    """The rows of the index; `reserve` keeps room for removing some. Thread-safe. Methods raise
+    DiskFull, Corrupt (the file is damaged) or P2PDistError."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self.reserve = path, Reserve(path.parent)
         self._lock = threading.Lock()
         with self._failures():
             with suppress(OSError):  # SQLite says what is wrong; it gives its other files the mode of this one
@@ -438,8 +436,8 @@ class Index:
             if code & 0xFF in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}:
                 with suppress(OSError):  # the directory is gone, or the disk fails: no room would help
                     space = os.statvfs(self._path.parent)
-                    if code == sqlite3.SQLITE_FULL or space.f_bavail * space.f_frsize < ROOM_BYTES:
-                        raise DiskFull.on(str(self._path.parent), space, needed=ROOM_BYTES) from error
+                    if code == sqlite3.SQLITE_FULL or space.f_bavail * space.f_frsize < INDEX_BYTES:
+                        raise DiskFull.on(str(self._path.parent), space, needed=INDEX_BYTES) from error
             if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
                 raise Corrupt(
                     f"the index {self._path} is damaged: {error}",

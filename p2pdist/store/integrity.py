@@ -49,6 +49,9 @@ SLACK_S = 0.1
 AT_ONCE = 2000
 """So many objects `look_at_all` looks at before others that want to look have their turn."""
 
+NAMED_MAX = 20
+"""The log names so many objects that are found to be wrong at once."""
+
 MARK = "right_until"
 
 Kind = Literal["blob", "object", "image", "variant"]
@@ -188,24 +191,28 @@ class Integrity:
     def _look_at_objects(self, contents: Collection[bytes]) -> list[bytes]:
         """Look at objects, and no longer doubt those that are right. Returns those that were
         dropped. The caller holds `_looking`."""
-        dropped = []
+        wrong = []
         for content in contents:
             with self._lock:
                 changed = content in self._changed
                 self._changed.discard(content)  # a change from now on counts anew
             if not self._is_object(content, changed=changed):
-                try:
-                    self._trees.drop_object(content)
-                except BaseException:  # on a full disk nothing can be written down
-                    with self._lock:
-                        self._changed.add(content)
-                    raise
+                wrong.append(content)
+        if wrong:
+            try:
+                self._trees.drop_objects(set(wrong))
+            except BaseException:  # on a full disk nothing can be written down
+                with self._lock:
+                    self._changed.update(wrong)
+                raise
+            self.damaged["object"] += len(wrong)
+            for content in wrong[:NAMED_MAX]:
                 logger.error("the object %s is damaged and is removed", content.hex())
-                self.damaged["object"] += 1
-                dropped.append(content)
-            with self._lock:
-                self._unseen.discard(content)
-        return dropped
+            if len(wrong) > NAMED_MAX:
+                logger.error("%d other objects are damaged and are removed", len(wrong) - NAMED_MAX)
+        with self._lock:
+            self._unseen.difference_update(contents)
+        return wrong
 
     def _is_object(self, content: bytes, *, changed: bool) -> bool:
         size, name = self._objects.sizes.get(content), content.hex("/", 31)

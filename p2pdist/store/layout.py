@@ -17,6 +17,7 @@ from pathlib import Path
 
 from p2pdist.model.digest import Digest, hex_of, parse_digest
 from p2pdist.model.errors import Conflict
+from p2pdist.store.disk import Reserve
 
 ROOT_MODE, CONTENT_MODE, FILE_MODE = 0o751, 0o750, 0o640
 
@@ -30,8 +31,10 @@ def lock_directory(paths: Paths) -> int:
     fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        Reserve(paths.root).use()  # a store is opened on a full disk, too
+        line = f"{os.getpid()}\n".encode()
+        os.pwrite(fd, line, 0)  # in place: there may be no other block
+        os.ftruncate(fd, len(line))
     except BlockingIOError as error:
         holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)

@@ -1,7 +1,9 @@
 """Pins and records of packages and images: what names blobs and documents for longer than a pull.
 
 All are read from the index once and kept in memory. A method that changes them writes the index
-first. `lock` is the store's: eviction looks at pins under it.
+first. `lock` is the store's: eviction looks at pins under it. A thread that makes room may hold it
+as long as a disk hangs, so what the event loop asks takes no lock: `owners`, `by_owner`, and the
+packages.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Pins:
     def unpin(self, owner: str) -> None:
         """Take away all pins of `owner`."""
         with self._lock:
+            self._index.reserve.use()
             self._index.unpin(owner)
             for digest, owners in list(self._owners.items()):
                 owners.discard(owner)
@@ -44,8 +47,7 @@ class Pins:
 
     def owners(self, digest: Digest) -> set[str]:
         """The owners of the pins of a blob."""
-        with self._lock:
-            return set(self._owners.get(parse_digest(digest), ()))
+        return set(self._owners.get(parse_digest(digest), ()))
 
     def digests(self) -> set[Digest]:
         """All blobs that are pinned."""
@@ -54,8 +56,9 @@ class Pins:
     def by_owner(self) -> dict[str, set[Digest]]:
         """All pins, by owner."""
         pins: dict[str, set[Digest]] = {}
-        for digest, owner in self._index.pins():
-            pins.setdefault(owner, set()).add(digest)
+        for digest in list(self._owners):
+            for owner in self.owners(digest):
+                pins.setdefault(owner, set()).add(digest)
         return pins
 
 
@@ -79,8 +82,7 @@ class PackageRecords:
 
     def list(self) -> list[PackageRecord]:
         """All records, by reference."""
-        with self._lock:
-            return sorted(self._records.values(), key=lambda record: record.reference)
+        return sorted(self._records.values(), key=lambda record: record.reference)
 
     def forget(self, reference: str) -> None:
         """Drop the record of a package, if there is one."""

@@ -21,7 +21,7 @@ from blake3 import blake3
 from p2pdist.model.errors import Corrupt, NotFound
 from p2pdist.model.tree import HASH_SIZE
 from p2pdist.store.blobs.audit import wrong_pieces
-from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.blob import Blob, drop_if_wrong
 from p2pdist.store.store import BlobStore
 from p2pdist.store.verification import Checked
 
@@ -63,9 +63,7 @@ def read_blob(store: BlobStore, blob: Blob, pace: Pace) -> Checked | None:
                 os.posix_fadvise(file, 0, 0, _NOREUSE)
                 wrong += wrong_pieces(file, blob.layout, pieces, lambda: blob.pieces)
             pace(sum(map(blob.layout.length, pieces)))
-        if wrong:
-            with blob.held():
-                blob.drop(wrong)
+        if wrong := drop_if_wrong(blob, wrong):
             logger.error("%s: %d of its %d pieces are damaged", blob.digest, len(wrong), blob.layout.count)
             store.integrity.damaged["blob"] += 1
     except Corrupt as error:  # the piece list is gone: the next pull brings it
@@ -86,7 +84,7 @@ def read_objects(store: BlobStore, prefix: str, pace: Pace) -> Iterator[Checked]
         if size is None:
             continue
         try:
-            good = _hash_of(store, content, size, pace) == content
+            good = _is_right(store, content, size, pace)
         except OSError:
             good = False
         if content not in objects:
@@ -108,20 +106,26 @@ def read_variants(store: BlobStore, pace: Pace) -> Iterator[Checked]:
         yield Checked("variant", f"variant {root}", size, good)
 
 
-def _hash_of(store: BlobStore, content: bytes, size: int, pace: Pace) -> bytes:
-    """The BLAKE3 of an object; of nothing where it has another length. Raises OSError."""
-    file = os.open(
-        store.objects.directory / content.hex("/", HASH_SIZE - 1), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    )
-    try:
-        if os.fstat(file).st_size != size:
-            return b""
-        os.posix_fadvise(file, 0, 0, _NOREUSE)
-        state, done = blake3(), 0
-        while block := os.pread(file, BLOCK_BYTES, done):
-            state.update(block)
-            done += len(block)
-            pace(len(block))
-        return state.digest()
-    finally:
-        os.close(file)
+def _is_right(store: BlobStore, content: bytes, size: int, pace: Pace) -> bool:
+    """Whether an object is what its name says. Raises OSError."""
+    path = store.objects.directory / content.hex("/", HASH_SIZE - 1)
+    while True:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(file)
+            if found.st_size == size and _hash_of(file, pace) == content:
+                return True
+            if os.path.samestat(found, os.lstat(path)):  # else it was made anew meanwhile
+                return False
+        finally:
+            os.close(file)
+
+
+def _hash_of(file: int, pace: Pace) -> bytes:
+    os.posix_fadvise(file, 0, 0, _NOREUSE)
+    state, done = blake3(), 0
+    while block := os.pread(file, BLOCK_BYTES, done):
+        state.update(block)
+        done += len(block)
+        pace(len(block))
+    return state.digest()

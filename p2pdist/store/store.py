@@ -2,6 +2,7 @@
 
     lock                        flock of the one process that uses the store; holds its process id
     index.sqlite                blobs, pins, packages, most documents
+    reserve                     room for the index to say what goes, on a disk that others filled
     blobs/sha256/<hex>          complete blobs, read-only
     partial/<hex>.data, .have   partial blobs and which of their pieces are verified
     partial/<hex>.hashes        the hashes of the pieces of one that has no piece list
@@ -34,7 +35,7 @@ from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError
 from p2pdist.model.manifest import Manifest, decode_manifest
 from p2pdist.model.pieces import PieceList
-from p2pdist.store.blobs.admission import FILES_A_BLOB, Admission
+from p2pdist.store.blobs.admission import Admission
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.documents import Documents
 from p2pdist.store.blobs.files import BlobContext
@@ -63,7 +64,8 @@ from p2pdist.store.verification import Checked, verify
 logger = logging.getLogger(__name__)
 
 PARTIAL_IDLE_S = 3600.0
-"""A partial blob that was not used for this long may be evicted like a complete one."""
+"""A partial blob that was not used for this long may be evicted like a complete one; so may one
+that was used so much later than now, before the clock was set back."""
 
 USE_SAVED_S = 60.0
 """Uses are kept in memory for so long: a crash costs some order of eviction, not a write per
@@ -145,15 +147,18 @@ class Stock:
         return ahead
 
     def files_of(self, candidates: Sequence[Candidate]) -> int:
-        """How many files those of them have, at most, that may go."""
-        going = [item.digest for item in candidates if not item.pinned and not item.in_use]
-        of_trees = sum(len(self.trees.records.contents(digest)) for digest in going if digest in self.trees.records)
-        return FILES_A_BLOB * len(going) + of_trees
+        """How many files go with those of them that may go."""
+        may_go = [item for item in candidates if not item.pinned and not item.in_use]
+        names = {item.digest for item in may_go}
+        going = {item.digest for item in may_go if item.needed_by <= names}
+        blobs = [blob for digest in going if (blob := self.blobs.get(digest)) is not None]
+        lists = self.documents.files_of({blob.pieces_digest for blob in blobs})
+        return sum(blob.files.count for blob in blobs) + lists + self.trees.files_of(going)
 
     def candidates(self) -> tuple[list[Candidate], Sequence[Share]]:
         """What might make room: blobs, and trees with their roots. See core/eviction. The caller
         holds the store's lock."""
-        idle = time.time() - PARTIAL_IDLE_S
+        now = time.time()
         trees, shares = self.trees.candidates()
         roots, needed_by = {tree.digest for tree in trees}, self.trees.records.needed_by()
         redundant = self.trees.redundant_packs() | self.opened.redundant(self.trees.complete)
@@ -169,7 +174,8 @@ class Stock:
                 needed_by=frozenset(needed_by.get(blob.digest, ())),
             )
             for blob in self.blobs.values()
-            if blob.digest not in roots and (blob.complete or blob.last_used < idle or blob.digest in redundant)
+            if blob.digest not in roots
+            and (blob.complete or abs(now - blob.last_used) > PARTIAL_IDLE_S or blob.digest in redundant)
         ]
         return [*trees, *blobs], shares
 
@@ -182,7 +188,8 @@ class Stock:
             if digest in self.trees.records:
                 self.trees.remove(digest)
                 gone = True
-            if (blob := self.blobs.get(digest)) is not None:
+            blob = self.blobs.get(digest)
+            if blob is not None and not self.trees.records.needing(digest):  # a tree that was held since stays
                 self.discard(blob)
                 gone = True
         return gone
@@ -351,6 +358,7 @@ class BlobStore:
                 begun=partial(self._save_use, USE_SAVED_S),
             )
             self.integrity = Integrity(self._paths, self._index, self._blobs, self.objects, self.trees)
+            self._index.reserve.keep()
         except BaseException:
             self._sync.close()
             self._index.close()
@@ -441,6 +449,7 @@ class BlobStore:
             paths = self._paths
             for path in (paths.complete(digest), paths.data(digest), paths.bitmap(digest), paths.hashes(digest)):
                 path.unlink(missing_ok=True)
+        self._index.reserve.use()
         self._index.delete(digest)
         self.opened.removed(digest)
         self._blobs.pop(digest, None)
@@ -517,9 +526,13 @@ class BlobStore:
     def _save_use(self, after_s: float = 0.0) -> None:
         """Write to the index when blobs were used since the last call, unless that was less than
         `after_s` ago."""
-        if time.time() - self._use_saved_at < after_s:
+        now = time.time()
+        if 0 <= now - self._use_saved_at < after_s:
             return
-        since, self._use_saved_at = self._use_saved_at, time.time()
+        self._index.reserve.keep()
+        since, self._use_saved_at = self._use_saved_at, now
+        if since > now:  # the clock was set back, and times do not tell what was used since
+            since = 0.0
         self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values() if blob.last_used >= since])
         self.trees.records.save_use(since)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 from p2pdist.model.errors import NotFound, P2PDistError
@@ -62,8 +64,7 @@ def _blobs(blobs: Iterable[Blob]) -> Iterator[Checked]:
 def _objects(objects: Objects, trees: Trees) -> Iterator[Checked]:
     for content, size in list(objects.sizes.items()):
         try:
-            path = objects.path(content)
-            good = path.stat().st_size == size and file_hash(path) == content
+            good = _is_right(objects.path(content), content, size)
         except (OSError, NotFound):
             if content not in objects:
                 continue
@@ -72,6 +73,17 @@ def _objects(objects: Objects, trees: Trees) -> Iterator[Checked]:
             logger.error("the object %s is damaged and is removed", content.hex())
             trees.drop_object(content)
         yield Checked("object", content.hex(), size, good)
+
+
+def _is_right(path: Path, content: bytes, size: int) -> bool:
+    """Whether an object is what its name says. Raises OSError."""
+    while True:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_size == size and file_hash(path) == content:
+                return True
+            if os.path.samestat(found, path.stat()):  # else it was made anew meanwhile
+                return False
 
 
 def _variants(trees: Trees) -> Iterator[Checked]:

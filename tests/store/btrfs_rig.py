@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import shutil
 import struct
@@ -58,6 +59,18 @@ def mount_again(btrfs: Path) -> None:
     """Have nothing of it in memory. No file of it may be open."""
     image = btrfs.parent / "image"
     subprocess.run(["umount", str(btrfs)], check=True, capture_output=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(btrfs)], check=True, capture_output=True)
+
+
+def lose(btrfs: Path, data: bytes) -> None:
+    """Have the disk turn bytes that lie on it in one piece: the file system cannot read the block
+    that they are in any more. No file of it may be open."""
+    image = btrfs.parent / "image"
+    subprocess.run(["umount", str(btrfs)], check=True, capture_output=True)
+    with image.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        at = mapped.find(data)
+        assert at >= 0
+        mapped[at : at + len(data)] = bytes(len(data))
     subprocess.run(["mount", "-o", "loop", str(image), str(btrfs)], check=True, capture_output=True)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from store_rig import PIECE, fill, read_piece, sample
+from store_tree_rig import Publisher, pull
 from waits import wait_until
 
 from p2pdist.store.store import BlobStore
@@ -118,6 +119,29 @@ def test_other_blobs_are_read_meanwhile(disk: Disk) -> None:
     disk.thaw()
     worker.join(DEADLINE_S)
     assert list(other.have) == [0]
+    store.close()
+
+
+def test_what_is_begun_keeps_no_look_waiting(disk: Disk) -> None:
+    """Blobs are begun under the store's lock. The event loop holds trees, lets go of them, and asks
+    for pins and packages meanwhile."""
+    coming, tree = sample(6, 2 * PIECE), Publisher().pack({b"file": b"content"})
+    store = BlobStore(disk.root / "store")
+    pull(store, tree)
+    store.pins.pin(tree.root, "me")
+    store.packages.record("app:v1", tree.root)
+    disk.freeze()
+    worker = started(lambda: store.begin(coming.digest, coming.pieces))
+    wait_until(lambda: worker.is_alive() and store.pulse.hangs_s())
+    assert ends(lambda: store.trees.hold(tree.root))
+    assert ends(lambda: store.trees.release(tree.root))
+    assert ends(lambda: store.pins.owners(tree.root))
+    assert ends(store.pins.by_owner)
+    assert ends(store.packages.list)
+    assert worker.is_alive()
+    disk.thaw()
+    worker.join(DEADLINE_S)
+    assert store.pins.by_owner() == {"me": {tree.root}} and store.pins.owners(tree.root) == {"me"}
     store.close()
 
 

@@ -9,10 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_rig import fill, flip, sample
+from btrfs_rig import lose
+from store_rig import data_file, fill, flip, pretend_other_boot, sample
 from store_tree_rig import Publisher, check, noise, pull, text
 
-from p2pdist.model.errors import DiskFull
+from p2pdist.model.errors import DiskFull, P2PDistError
+from p2pdist.model.tree import content_hash
+from p2pdist.mount.erofs.writer import is_image, write_image
+from p2pdist.mount.layers import make_image
+from p2pdist.store.scrub import read_objects
 from p2pdist.store.store import BlobStore
 
 OpenStore = Callable[..., BlobStore]
@@ -109,6 +114,87 @@ def test_an_object_that_changed_makes_its_trees_incomplete(
     pull(store, packed)
     check(store, packed)
     assert store.integrity.look([packed.root]) == []
+
+
+def test_objects_that_were_lost_together_are_dropped_together(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where somebody removed a directory: a look at all trees for each would take hours."""
+    store, publisher = open_store(tmp_path), Publisher()
+    first, second = publisher.pack(FILES), publisher.pack(FILES | OTHER)
+    pull(store, first)
+    pull(store, second)
+    assert store.integrity.look([first.root, second.root]) == []
+    for content in first.contents:
+        store.objects.path(content).unlink()
+    looks: list[set[bytes]] = []
+    with_any = store.trees.records.with_any
+    monkeypatch.setattr(store.trees.records, "with_any", lambda asked: (looks.append(asked), with_any(asked))[1])
+    assert sorted(store.integrity.look([first.root])) == sorted(content.hex() for content in first.contents)
+    assert looks == [set(first.contents)]
+    assert not store.trees.complete(first.root) and not store.trees.complete(second.root)
+    pull(store, second)
+    check(store, second)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("way", ["verify", "look", "scrub", "crash"])
+def test_an_object_that_the_disk_has_lost_is_dropped(btrfs: Path, open_store: OpenStore, way: str) -> None:
+    """A mapped page that cannot be read ends a process."""
+    data = noise(7, 200_000)
+    tree, store = Publisher().pack({b"lost": data, b"kept": b"kept"}), open_store(btrfs / "store")
+    pull(store, tree)
+    for pack in tree.packs:
+        store.remove(pack)
+    store.close()
+    if way == "crash":
+        pretend_other_boot(store.root)
+    lose(btrfs, data[50_000:50_064])
+    store = open_store(store.root)
+    content = content_hash(data)
+    if way == "verify":
+        assert [each.name for each in store.verify() if not each.ok] == [content.hex()]
+    elif way == "look":
+        store.integrity._changed.add(content)
+        assert store.integrity.look([tree.root]) == [content.hex()]
+    elif way == "scrub":
+        assert not all(each.ok for each in read_objects(store, content.hex()[:2], lambda count: None))
+    assert content not in store.objects and not store.trees.complete(tree.root)
+    pull(store, tree)
+    check(store, tree)
+    store.close()
+
+
+@pytest.mark.root
+def test_a_document_that_the_disk_has_lost_comes_again(btrfs: Path, open_store: OpenStore) -> None:
+    """The store opens, with all else, and the blob that the list is of stays."""
+    found, store = sample(1, 600 * 65536), open_store(btrfs / "store")
+    fill(store.begin(found.digest, found.pieces), found)
+    encoded = found.pieces.encode()
+    store.close()
+    lose(btrfs, encoded[100:164])
+    store = open_store(store.root)
+    assert store.read_document(found.pieces.digest) is None
+    assert store.put_document(encoded) == found.pieces.digest
+    blob = store.get(found.digest)
+    assert blob.complete and blob.verify() == []
+    store.close()
+
+
+@pytest.mark.root
+def test_an_image_that_the_disk_has_lost_is_made_anew(btrfs: Path, open_store: OpenStore) -> None:
+    """By the next pull or mount of its tree."""
+    tree, store = Publisher().pack(FILES), open_store(btrfs / "store")
+    pull(store, tree)
+    image = store.trees.images.path(tree.root)
+    write_image(tree.entries, image)
+    made = image.read_bytes()
+    store.close()
+    lose(btrfs, made[1024:1088])
+    with pytest.raises(OSError, match="Input/output"):
+        image.read_bytes()
+    make_image(image, lambda: write_image(tree.entries, image))
+    assert image.read_bytes() == made and is_image(image)
 
 
 def test_what_nothing_uses_is_found_when_all_are_looked_at(tmp_path: Path, open_store: OpenStore) -> None:
@@ -315,3 +401,26 @@ def test_a_full_disk_leaves_what_is_wrong_in_doubt(tmp_path: Path, open_store: O
         store.close()
     finally:
         subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_blob_that_cannot_be_made_partial_leaves_nothing_open(tmp_path: Path, open_store: OpenStore) -> None:
+    """As where files of the store belong to another user: each attempt fails, the scrub makes one
+    every few minutes, and the one after the end of the trouble succeeds."""
+    found, store = sample(1, 5 * 65536), open_store(tmp_path)
+    blob = fill(store.begin(found.digest, found.pieces), found)
+    turn(blob.path)
+    data_file(tmp_path, found.digest).mkdir()
+
+    def opened() -> list[str]:
+        links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+        paths = (os.readlink(link) for link in links if os.path.islink(link))
+        return [path for path in paths if path.startswith(str(tmp_path)) and found.digest[7:] in path]
+
+    for _ in range(3):
+        with pytest.raises(P2PDistError):
+            store.integrity.look([found.digest])
+    assert len(opened()) == 1, "the bitmap"
+    data_file(tmp_path, found.digest).rmdir()
+    assert store.integrity.look([found.digest]) == [found.digest]
+    fill(blob, found)
+    assert opened() == []

@@ -7,13 +7,17 @@ import random
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_rig import KIB, PIECE, complete_file, data_file, fill, flip, read_piece, sample
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
+from p2pdist.store.blobs import blob as blob_module
+from p2pdist.store.blobs.audit import wrong_pieces
 from p2pdist.store.blobs.blob import content_digest
+from p2pdist.store.scrub import read_blob
 from p2pdist.store.store import BlobStore
 
 
@@ -161,6 +165,40 @@ def test_a_flipped_bit_is_found_and_healed(store: BlobStore) -> None:
         blob.finish()
         assert os.pread(fd, 5 * PIECE, 0) == found.data
     assert blob.path.read_bytes() == found.data
+
+
+@pytest.mark.parametrize("reader", ["scrub", "verify"])
+@pytest.mark.parametrize("healed", ["complete", "partial"])
+def test_what_was_healed_while_a_blob_was_read_is_not_dropped(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch, reader: str, healed: str
+) -> None:
+    """Reading a large blob takes long, and longer while pulls run. A pull that has brought a piece
+    again meanwhile counts on it."""
+    found = sample(12, 4 * PIECE)
+    blob = fill(store.begin(found.digest, found.pieces), found)
+    flip(blob.path, 5)
+    flip(blob.path, 2 * PIECE)
+
+    def heal() -> None:
+        if blob.complete:
+            blob.drop([0, 2])
+            blob.write(0, found.piece(0))
+            if healed == "complete":
+                fill(blob, found)
+
+    def read_and_heal(*asked: Any) -> list[int]:
+        monkeypatch.undo()
+        wrong = wrong_pieces(*asked)
+        heal()
+        return wrong
+
+    if reader == "scrub":
+        read_blob(store, blob, lambda count: heal())
+    else:
+        monkeypatch.setattr(blob_module, "wrong_pieces", read_and_heal)
+        assert blob.verify(drop=True) == []
+    assert list(blob.have) == ([0, 1, 2, 3] if healed == "complete" else [0, 1, 3])
+    assert blob.complete == (healed == "complete") and blob.verify() == []
 
 
 def test_a_dropped_piece_stays_dropped_after_reopening(tmp_path: Path) -> None:

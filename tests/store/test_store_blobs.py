@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_rig import PIECE, complete_file, data_file, files, fill, flip, in_index, read_piece, sample
+from store_rig import PIECE, bitmap_file, complete_file, data_file, files, fill, flip, in_index, read_piece, sample
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, TooLarge, UsageError
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Config, Descriptor, Manifest, encode_config, encode_manifest
 from p2pdist.model.pieces import PieceList, encoded_size
+from p2pdist.store.blobs.bitmap import read_bitmap
 from p2pdist.store.blobs.blob import Blob, content_digest
 from p2pdist.store.blobs.documents import ROW_BYTES_MAX
 from p2pdist.store.store import DOCUMENT_IDLE_S, BlobStore
@@ -244,6 +245,30 @@ def test_order_of_use_survives_reopening(tmp_path: Path, open_store: Any) -> Non
     assert store.make_room(2 * PIECE - 200) == [second.digest]
 
 
+def test_order_of_use_survives_a_clock_that_is_set_back(tmp_path: Path, open_store: Any) -> None:
+    """What is used after it is written down, as ever."""
+    first, second = sample(1, PIECE), sample(2, PIECE)
+    store = open_store(tmp_path / "store")
+    for found in (first, second):
+        fill(store.begin(found.digest, found.pieces), found)
+    store._use_saved_at += 8 * 3600.0  # written down while the clock was ahead
+    with store.get(first.digest).held():
+        pass
+    used = store.get(first.digest).last_used
+    store.close()
+    assert open_store(tmp_path / "store").get(first.digest).last_used == used
+
+
+def test_a_partial_blob_from_before_the_clock_was_set_back_may_go(tmp_path: Path, open_store: Any) -> None:
+    """It was last used hours from now, and would keep its room until then."""
+    left, fresh, new = (sample(seed, 6 * PIECE) for seed in (1, 2, 3))
+    store = open_store(tmp_path / "store", capacity_bytes=14 * PIECE, choose=choose)
+    store.begin(left.digest, left.pieces).last_used += 8 * 3600.0
+    store.begin(fresh.digest, fresh.pieces)
+    store.begin(new.digest, new.pieces)
+    assert store.get(left.digest) is None and store.get(fresh.digest) is not None
+
+
 def test_a_disk_that_is_too_small_is_named(store: BlobStore) -> None:
     """More than the disk has is refused before anything is stored."""
     free = os.statvfs(store.root).f_bavail * os.statvfs(store.root).f_frsize
@@ -339,6 +364,43 @@ def test_another_piece_list_replaces_a_partial_blob(store: BlobStore) -> None:
     assert new is not old and len(new.have) == 0 and new.layout == other.pieces.layout
     fill(new, other)
     assert store.begin(found.digest, found.pieces) is new, "complete, and its SHA-256 is its name"
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_partial_blob_whose_content_was_removed_is_begun_anew(
+    tmp_path: Path, open_store: Any, reopened: bool
+) -> None:
+    """While the store is open, as somebody does that needs room: what is written to a file that
+    nobody finds makes no blob, and the next attempt does not go on with it."""
+    store, found = open_store(tmp_path / "store"), sample(7, 4 * PIECE)
+    store.begin(found.digest, found.pieces).write(0, found.piece(0))
+    if reopened:
+        store.close()
+        store = open_store(tmp_path / "store")
+    with store.begin(found.digest, found.pieces).held() as blob:
+        data_file(store.root, found.digest).unlink()
+        with pytest.raises(P2PDistError):
+            fill(blob, found)
+        assert store.begin(found.digest, found.pieces) is blob, "it is in use"
+    blob = store.begin(found.digest, found.pieces)
+    assert not blob.have
+    fill(blob, found)
+    assert complete_file(store.root, found.digest).read_bytes() == found.data
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_bitmap_that_was_removed_is_written_anew(tmp_path: Path, open_store: Any, reopened: bool) -> None:
+    store, found = open_store(tmp_path / "store"), sample(7, 4 * PIECE)
+    store.begin(found.digest, found.pieces).write(0, found.piece(0))
+    if reopened:
+        store.close()
+        store = open_store(tmp_path / "store")
+    bitmap_file(store.root, found.digest).unlink()
+    blob = store.begin(found.digest, found.pieces)
+    assert list(blob.have) == [0]
+    blob.write(2, found.piece(2))
+    bitmap = read_bitmap(bitmap_file(store.root, found.digest), found.count)
+    assert bitmap is not None and list(bitmap.pieces) == [0, 2]
 
 
 def test_a_lying_piece_list_does_not_keep_its_place(store: BlobStore) -> None:

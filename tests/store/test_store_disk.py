@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from store_tree_rig import Publisher, bring, check, noise, pull
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.tree import content_hash
-from p2pdist.store.disk import usable_bytes
+from p2pdist.store.disk import free_bytes, usable_bytes, usable_files
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.extraction import Bundle
 
@@ -189,6 +190,97 @@ def test_files_that_never_fit_evict_nothing(mount: Mount, pinned: bool) -> None:
         assert caught.value.details["short_of"] == "inodes" and store.get(kept.digest) is not None
     finally:
         store.close()
+
+
+@pytest.mark.parametrize("held", ["pinned", "pulled"])
+def test_files_that_another_tree_needs_do_not_count(mount: Mount, held: str) -> None:
+    """A version that shares nearly all files with one that stays has few to give, and a complete
+    blob has one: where that is not enough nothing goes, and where it just is, all of it."""
+    root = mount("tmpfs", 64 << 20, inodes=1000)
+    store, publisher = BlobStore(root, choose=choose), Publisher()
+    kept = [sample(seed, 2 * PIECE) for seed in range(20)]
+    try:
+        files = {f"{n}".encode(): noise(n, 100) for n in range(300)}
+        first, second = publisher.pack(files), publisher.pack(files | {b"new": b"new"})
+        pull(store, first)
+        pull(store, second)
+        for item in kept:
+            fill(store.begin(item.digest, item.pieces), item)
+        with contextlib.ExitStack() as claims:
+            if held == "pinned":
+                store.pins.pin(first.root, "me")
+            else:
+                store.trees.remove(first.root)
+                claims.enter_context(store.trees.missing(first.root, first.catalogs, first.packs))
+            usable = usable_files(root, root)
+            assert usable is not None
+            count = store._stock.files_of(store.candidates()[0])
+            with pytest.raises(DiskFull):
+                store.make_room(0, usable + count + 1)
+            assert second.root in store.trees.records
+            assert all(store.get(item.digest) for item in kept)
+            assert second.root in store.make_room(0, usable + count)
+            assert usable_files(root, root) == usable + count
+            assert not any(store.get(item.digest) for item in kept)
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("kind", ["ext4", "btrfs"])
+def test_a_disk_that_others_filled_lets_trees_go(mount: Mount, kind: str, reopened: bool) -> None:
+    """To the last block: the index has room of its own to write down what goes, also where the
+    store is opened on it, and takes it again once there is some."""
+    root = mount(kind, 128 << 20)
+    store, filler = BlobStore(root / "store", choose=choose), root / "filler"
+    size = (root / "store/reserve").stat().st_size
+    try:
+        trees = [
+            Publisher().pack({f"{n}".encode(): noise(1000 * seed + n, 3000) for n in range(50)}) for seed in (1, 2)
+        ]
+        for tree in trees:
+            pull(store, tree)
+        _fill_up(filler)
+        if reopened:
+            store.close()
+            _fill_up(filler)
+            store = BlobStore(root / "store", choose=choose)
+        for tree in trees:
+            store.trees.remove(tree.root)
+        assert not on_disk(store.root) and not (root / "store/reserve").exists()
+        filler.unlink()
+        store.close()
+        store = BlobStore(root / "store", choose=choose)
+        assert (root / "store/reserve").stat().st_size == size
+        assert (root / "store/reserve").stat().st_blocks * 512 >= size >= 1 << 20
+    finally:
+        store.close()
+
+
+def test_the_room_of_the_index_comes_again_beside_a_full_store(mount: Mount) -> None:
+    """A store takes all but a hundredth of the disk, and of that is the room of its index."""
+    root = mount("ext4", 1 << 30)
+    store, reserve = BlobStore(root / "store"), root / "store/reserve"
+    reserve.unlink()  # as where the disk was full
+    with (root / "filler").open("wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, free_bytes(root) - (8 << 20))
+    assert not usable_bytes(root)
+    store.close()
+    assert reserve.stat().st_blocks
+
+
+def test_no_memory_is_kept_for_the_index(mount: Mount) -> None:
+    store = BlobStore(mount("tmpfs", 128 << 20))
+    assert not (store.root / "reserve").exists()
+    store.close()
+
+
+def _fill_up(path: Path) -> None:
+    """Write to a file until the disk has no room left."""
+    for size in (1 << 20, 4096, 1):
+        with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(size)):
+                pass
 
 
 def test_no_space_in_the_middle_of_a_blob(mount: Mount) -> None:

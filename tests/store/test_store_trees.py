@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -17,14 +17,17 @@ from store_rig import flip, pretend_other_boot
 from store_tree_rig import CHUNK, Packed, Publisher, bring, check, noise, pull, text
 
 from p2pdist.core.eviction import choose
-from p2pdist.model.candidate import Share
+from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.catalog import Catalog, Pack, decode_catalog, encode_catalog
-from p2pdist.model.digest import digest_of
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, Damaged, DiskFull, NotFound
 from p2pdist.model.manifest import PACK_TYPE, PIECES_DIGEST, PIECES_SIZE, Descriptor
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, File, Root, content_hash, decode_root, encode_root
+from p2pdist.store import verification as verification_module
+from p2pdist.store.objects.recovery import file_hash
+from p2pdist.store.scrub import read_objects
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import SelectedPack
 
@@ -361,6 +364,27 @@ def test_a_tree_that_is_pinned_held_or_pulled_stays(store: BlobStore) -> None:
     store.trees.remove(packed.root)
 
 
+def test_a_tree_that_is_held_while_room_is_made_stays_whole(tmp_path: Path, open_store: OpenStore) -> None:
+    """A view that begins once it was decided what goes keeps its tree, and with it the catalogs."""
+    tree = Publisher().pack({b"file": noise(1, 1000)})
+
+    def choose_held(candidates: Sequence[Candidate], needed: int, shares: Sequence[Share] = ()) -> list[Digest] | None:
+        chosen = choose(candidates, needed, shares)
+        if chosen and tree.root not in store.trees.holds:
+            store.trees.hold(tree.root)
+        return chosen
+
+    store = open_store(tmp_path / "store", capacity_bytes=100_000, choose=choose_held)
+    pull(store, tree)
+    everything = 100_000 - store.usage().bytes_small
+    with pytest.raises(DiskFull):
+        store.make_room(everything)
+    assert store.trees.complete(tree.root)
+    check(store, tree)
+    store.trees.release(tree.root)
+    store.trees.hold(tree.root)
+
+
 def test_what_a_pull_counts_on_does_not_vanish(store: BlobStore) -> None:
     """Objects that were here when it began, although the tree that had them goes; what it left
     behind is collected afterwards."""
@@ -534,6 +558,37 @@ def test_a_damaged_object_is_found_and_fetched_again(store: BlobStore) -> None:
     flip(store.blobs()[0].path, 3)
     assert [checked.kind for checked in store.verify() if not checked.ok] == ["blob"]
     assert not store.blobs()[0].complete
+
+
+@pytest.mark.parametrize("reader", ["scrub", "verify"])
+def test_an_object_that_was_made_anew_while_it_was_read_stays(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    """A pull has found the damage first, and has the object again."""
+    data = noise(70, 5000)
+    tree = Publisher().pack({b"file": data})
+    pull(store, tree)
+    content = content_hash(data)
+    flip(store.objects.path(content), 3)
+
+    def heal() -> None:
+        if store.objects.path(content).read_bytes() != data:
+            store.trees.drop_object(content)
+            pull(store, tree)
+
+    def read_and_heal(path: Path) -> bytes:
+        found = file_hash(path)
+        heal()
+        return found
+
+    if reader == "scrub":
+        checked = list(read_objects(store, content.hex()[:2], lambda count: heal()))
+    else:
+        monkeypatch.setattr(verification_module, "file_hash", read_and_heal)
+        checked = [each for each in store.verify() if each.kind == "object"]
+    assert [each.ok for each in checked] == [True]
+    assert store.trees.complete(tree.root)
+    check(store, tree)
 
 
 def test_a_damaged_older_object_does_not_get_into_a_new_one(store: BlobStore) -> None:

@@ -296,6 +296,18 @@ def test_what_was_stored_survives_a_restart(store: BlobStore, open_store: OpenSt
     assert check_whole(blob).matches
 
 
+def test_hashes_that_were_removed_cost_the_pieces(store: BlobStore) -> None:
+    """While the store is open: after a kill nothing could be believed of the blob."""
+    blob = begin(store)
+    fill(blob, BLOB, range(10))
+    hashes_file(store.root, BLOB.digest).unlink()
+    blob.release()
+    blob = begin(store)
+    assert not blob.have
+    fill(blob, BLOB)
+    assert hashes_file(store.root, BLOB.digest).exists() and check_whole(blob).matches
+
+
 def test_a_lost_machine_costs_what_is_wrong(store: BlobStore, open_store: OpenStore) -> None:
     """Bytes and hashes that did not reach the disk."""
     blob = begin(store)

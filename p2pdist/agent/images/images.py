@@ -331,7 +331,7 @@ class Images:
 
     async def _read_records(self, name: ImageName) -> None:
         """Look at all manifests of an image that the store has."""
-        records = self._store.images.of(str(name))
+        records = await asyncio.to_thread(self._store.images.of, str(name))
         for record in records:
             with suppress(P2PDistError):
                 await self._kept(name, record.digest)

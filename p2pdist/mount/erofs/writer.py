@@ -495,12 +495,15 @@ def partial_file(path: Path) -> Iterator[BinaryIO]:
 
 def is_image(path: Path) -> bool:
     """Whether a whole image lies there: its superblock is one of ours, and the file as long as it
-    says. Raises OSError unless it is only missing."""
+    says. Raises OSError unless it is only missing, or the disk cannot read it any more: then it is
+    made anew."""
     try:
         with path.open("rb") as file:
             head = file.read(ROOT_AT)
             size = os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno != errno.ENOENT and error.errno not in _DAMAGED:
+            raise
         return False
     if len(head) < ROOT_AT:
         return False

@@ -110,7 +110,8 @@ class Admission:
         parse_digest(digest)
         while True:
             found = self._blobs.get(digest)
-            if found is not None and usable(found):
+            lost = found is not None and _has_lost_files(found)
+            if found is not None and not lost and usable(found):
                 if bad := found.recheck():
                     logger.warning(
                         "%s: %d of its pieces are not as they were verified and are dropped", digest, len(bad)
@@ -120,7 +121,8 @@ class Admission:
                 if self._blobs.get(digest) is not found:
                     continue  # another thread was faster
                 if found is not None:
-                    logger.warning("%s was stored by another piece list and is begun anew", digest)
+                    why = "has lost its files" if lost else "was stored by another piece list"
+                    logger.warning("%s %s and is begun anew", digest, why)
                     self._discard(found)
                 return self._create(digest, layout, pieces)
 
@@ -164,3 +166,10 @@ class Admission:
         self._blobs[digest] = blob
         self._begun()
         return blob
+
+
+def _has_lost_files(blob: Blob) -> bool:
+    """Whether files of a partial blob that nothing uses were removed; one that is used is looked at
+    when it is begun the next time."""
+    with blob.files.disk, failures(blob.path):
+        return not (blob.complete or blob.in_use or blob.files.stand(blob.have))

@@ -13,6 +13,7 @@ clean (one byte, 0 or 1), 27 zero bytes, then the bitmap of PieceSet.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from pathlib import Path
 from uuid import UUID
 
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.store.disk import pwrite_all
+from p2pdist.store.disk import UNREADABLE, pwrite_all
 
 _MAGIC = b"p2pdist-have-001"
 _HEAD = struct.Struct(">16s16sIB27x")
@@ -48,7 +49,9 @@ def read_bitmap(path: Path, count: int) -> Bitmap | None:
     OSError."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno != errno.ENOENT and error.errno not in UNREADABLE:
+            raise
         return None
     if len(data) != _HEAD.size + (count + 7) // 8:
         return None

@@ -269,9 +269,7 @@ class Blob:
         of `have`; a complete blob that loses pieces becomes partial again."""
         with self.held():
             wrong = wrong_pieces(self.fileno(), self.layout, list(self.have), _hashes(self))
-            if drop:
-                self.drop(wrong)
-        return wrong
+            return drop_if_wrong(self, wrong) if drop else wrong
 
     def recheck(self) -> list[int]:
         """Read the pieces that an earlier process marked, unless that was done, and drop those
@@ -414,6 +412,20 @@ def _put_listed(
     except Unlisted:
         files.mark(blob.have, piece, False)
         raise
+
+
+def drop_if_wrong(blob: Blob, pieces: Sequence[int]) -> list[int]:
+    """Drop those of `pieces` that are held and still wrong; returns these. Since they were read,
+    which may be long ago, others may have dropped them and brought them again."""
+    if not pieces:
+        return []
+    # What is held is not written to, and under this lock nothing comes to be held.
+    with blob.held(), blob.files.disk, failures(blob.path):
+        held = [piece for piece in pieces if piece in blob.have]
+        wrong = wrong_pieces(blob.fileno(), blob.layout, held, _hashes(blob))
+        if wrong:
+            _drop(blob, wrong)
+    return wrong
 
 
 def _drop(blob: Blob, wrong: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ ones are files.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -19,11 +20,13 @@ from pathlib import Path
 from p2pdist.model.digest import Digest, digest_of, hex_of
 from p2pdist.model.errors import TooLarge
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX
-from p2pdist.store.disk import failures
+from p2pdist.store.disk import UNREADABLE, failures
 from p2pdist.store.index import Index
 from p2pdist.store.layout import Paths
 
 ROW_BYTES_MAX = 16 << 10
+
+logger = logging.getLogger(__name__)
 
 
 class Documents:
@@ -67,6 +70,10 @@ class Documents:
     def files_new(self, documents: Sequence[bytes]) -> int:
         """How many files `put` would make of these."""
         return sum(len(data) > ROW_BYTES_MAX and digest_of(data) not in self for data in documents)
+
+    def files_of(self, digests: set[Digest]) -> int:
+        """How many of these documents are files."""
+        return len(digests & self._files.keys())
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._rows or digest in self._files
@@ -120,6 +127,11 @@ class Documents:
             try:
                 size = os.fstat(file).st_size
                 return os.read(file, size) if size <= DOCUMENT_BYTES_MAX else None
+            except OSError as error:
+                if error.errno not in UNREADABLE:
+                    raise
+                logger.warning("%s cannot be read: %s", path, error)
+                return None
             finally:
                 os.close(file)
 

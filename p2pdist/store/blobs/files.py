@@ -98,6 +98,11 @@ class BlobFiles:
         """Whether the content is open, and stays so while the blob is held."""
         return self.fd >= 0
 
+    @property
+    def count(self) -> int:
+        """How many files the blob has."""
+        return 1 + self.writable * (self.marked + self.hashed)
+
     def create(self, have: PieceSet) -> None:
         """Create the files of a new partial blob, the bitmap first, with their space reserved."""
         with self.disk:
@@ -151,7 +156,11 @@ class BlobFiles:
         context.index.set_complete(self._digest, complete=False, boot=str(context.boot))
         self.path.chmod(0o644)
         content = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        self.path = self.path.rename(context.paths.data(self._digest))
+        try:
+            self.path = self.path.rename(context.paths.data(self._digest))
+        except OSError:
+            os.close(content)
+            raise
         self.writable = True
         with self.lock:
             if self.fd < 0:
@@ -165,6 +174,23 @@ class BlobFiles:
         """Bring index and bitmap in line with a complete content."""
         self._context.index.set_complete(self._digest, complete=True, boot=str(self._context.boot))
         self.remove_bitmap()
+
+    def stand(self, have: PieceSet) -> bool:
+        """Whether content and hashes of a partial blob are where they belong: somebody may have
+        removed them, and what is written then is lost. A bitmap that is missing is written anew."""
+        paths = self._context.paths
+        try:
+            content = os.lstat(self.path)
+            if self.hashed:
+                os.lstat(paths.hashes(self._digest))
+        except FileNotFoundError:
+            return False
+        if self.fd >= 0 and not os.path.samestat(content, os.fstat(self.fd)):
+            return False
+        if self.marked and not paths.bitmap(self._digest).exists():
+            self.close_bitmap()
+            self.rewrite_bitmap(have)
+        return True
 
     def rewrite_bitmap(self, have: PieceSet) -> None:
         """Write the bitmap anew: the new boot id must never stand above bits of another boot."""
@@ -205,6 +231,7 @@ class BlobFiles:
             self.hashed = False
 
     def _create_bitmap(self, have: PieceSet) -> None:
+        self.close_bitmap()  # of an attempt that failed later
         self.bitmap = BitmapFile.create(self._context.paths.bitmap(self._digest), have, self._context.boot)
 
     def _open_bitmap(self) -> BitmapFile:

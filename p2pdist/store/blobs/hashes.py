@@ -11,6 +11,7 @@ bytes a piece: 0 for none, 1 for held, 2 for read from upstream by this host; an
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.pieces import HASH_SIZE
-from p2pdist.store.disk import pwrite_all
+from p2pdist.store.disk import UNREADABLE, pwrite_all
 
 VOUCHED = Digest(f"sha256:{'0' * 64}")
 """What the index names as the piece list of a blob that has none: no document has this digest, so
@@ -43,7 +44,9 @@ def read_hashes(path: Path, count: int) -> dict[int, StoredHash] | None:
     damaged. Raises OSError."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno != errno.ENOENT and error.errno not in UNREADABLE:
+            raise
         return None
     if len(data) != _HEAD.size + count * _SLOT or _HEAD.unpack_from(data) != (_MAGIC, count):
         return None

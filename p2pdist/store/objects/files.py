@@ -333,6 +333,7 @@ class Objects:
         """Remove objects; returns the bytes that they took. No thread may be making one of them."""
         if not contents:
             return 0
+        self._index.reserve.use()
         if self._clean:
             self._mark_unclean()
         self.save()

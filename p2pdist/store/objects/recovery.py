@@ -19,12 +19,13 @@ from uuid import UUID
 from blake3 import blake3
 
 from p2pdist.model.tree import HASH_SIZE
-from p2pdist.store.disk import failures
+from p2pdist.store.disk import UNREADABLE, failures
 from p2pdist.store.index import Index, ObjectsState
 from p2pdist.store.layout import Paths
 
 logger = logging.getLogger(__name__)
 
+STEP_BYTES = 1 << 20
 _THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -77,8 +78,14 @@ def recover_objects(paths: Paths, index: Index, boot: UUID) -> Recovered:
 
 
 def file_hash(path: Path | str) -> bytes:
-    """The BLAKE3 of a file; raises OSError."""
-    return blake3().update_mmap(path).digest()
+    """The BLAKE3 of a file; raises OSError. It is read: where a mapped page cannot be, the kernel
+    ends the process."""
+    state = blake3()
+    with open(path, "rb", buffering=0) as file:
+        buffer = memoryview(bytearray(min(STEP_BYTES, os.fstat(file.fileno()).st_size + 1)))
+        while count := file.readinto(buffer):
+            state.update(buffer[:count])
+    return state.digest()
 
 
 def _listed(directory: Path) -> set[bytes]:
@@ -128,6 +135,10 @@ def _check(path: Path, content: bytes) -> int | None:
         good = size > 0 and file_hash(path) == content
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        good = False
     if not good:
         path.unlink()
     return size if good else None

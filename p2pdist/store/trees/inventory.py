@@ -10,7 +10,10 @@ to come. What neither a record nor an open Missing names is garbage: a pull that
 it, and it goes when room is needed, or at collect(). A tree that is pinned, held or being pulled is
 neither evicted nor removed.
 
-Lock order: Missing.extraction, store, objects.
+The event loop holds trees and lets go of them, so that takes no lock under which a disk is waited
+for: `TreeHolds` has one of its own.
+
+Lock order: Missing.extraction, store, holds, objects.
 """
 
 from __future__ import annotations
@@ -69,6 +72,48 @@ class TreeStatus:
     in_use: bool
 
 
+class TreeHolds:
+    """How often each tree is held. Thread-safe; waits for no disk."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[Digest, int] = {}
+        self._going: set[Digest] = set()
+        """Trees that are being removed."""
+
+    def __contains__(self, root: Digest) -> bool:
+        return root in self._counts
+
+    def add(self, root: Digest, complete: Callable[[Digest], bool]) -> bool:
+        """Hold a tree; False where it is not complete, or is being removed."""
+        with self._lock:
+            if root in self._going or not complete(root):
+                return False
+            self._counts[root] = self._counts.get(root, 0) + 1
+            return True
+
+    def remove(self, root: Digest) -> None:
+        """End one hold."""
+        with self._lock:
+            assert self._counts.get(root, 0) > 0, "release without hold"
+            self._counts[root] -= 1
+            if not self._counts[root]:
+                del self._counts[root]
+
+    @contextmanager
+    def barred(self, root: Digest) -> Iterator[bool]:
+        """Have nothing hold a tree within a `with` block; False where something does already."""
+        with self._lock:
+            free = root not in self._counts
+            if free:
+                self._going.add(root)
+        try:
+            yield free
+        finally:
+            with self._lock:
+                self._going.discard(root)
+
+
 class Trees:
     """Thread-safe. All methods raise P2PDistError when the disk fails and UsageError for what is no
     digest."""
@@ -82,8 +127,7 @@ class Trees:
         self.images = Images(context.paths.images, context.paths.image)
         """The metadata images; an image is removed with its tree."""
         self.variants = Variants(context.paths.variants, objects.boot, lambda needed: context.make_room(needed, 0))
-        self._holds: dict[Digest, int] = {}
-        """How often each tree is held."""
+        self.holds = TreeHolds()
         self._garbage = True
         """Whether there may be something for collect() to remove."""
         self._shares: tuple[dict[Digest, int], list[Share]] | None = None
@@ -247,22 +291,16 @@ class Trees:
 
     def hold(self, root: Digest) -> None:
         """Keep a tree from eviction and removal until release(); holds add up. Raises NotFound, and
-        Conflict when it is not complete."""
-        with self._lock:
-            record = self.records.get(root)
-            if not self.complete(root):
-                raise Conflict(f"{root} is not complete", remedy="Pull it again")
-            self._holds[root] = self._holds.get(root, 0) + 1
-            self.records.use(record.root)
+        Conflict when it is not complete. Waits for no disk."""
+        record = self.records.get(root)
+        if not self.holds.add(root, self.complete):
+            raise Conflict(f"{root} is not complete", remedy="Pull it again")
+        self.records.use(record.root)
 
     def release(self, root: Digest) -> None:
-        """End one hold."""
-        with self._lock:
-            assert self._holds.get(root, 0) > 0, "release without hold"
-            self._holds[root] -= 1
-            if not self._holds[root]:
-                del self._holds[root]
-            self.records.use(root)
+        """End one hold. Waits for no disk."""
+        self.holds.remove(root)
+        self.records.use(root)
 
     @contextmanager
     def held(self, root: Digest) -> Iterator[None]:
@@ -283,24 +321,30 @@ class Trees:
                 raise Conflict(
                     f"{root} is pinned by {', '.join(sorted(owners)[:3])}", remedy="Remove what pins it first"
                 )
-            if self._in_use(root):
-                raise Conflict(f"{root} is in use", remedy="Wait until pulls and mounts of it have ended")
-            contents = self.records.contents(root)
-            self.images.remove(root)
-            self.variants.remove(root)
-            self.records.remove(root)
+            with self.holds.barred(root) as free:
+                if not free or self.pulls.of(root):
+                    raise Conflict(f"{root} is in use", remedy="Wait until pulls and mounts of it have ended")
+                contents = self.records.contents(root)
+                self.images.remove(root)
+                self.variants.remove(root)
+                self.records.remove(root)
             self._shares = None
             self._objects.remove(contents - self._named(contents))
 
     def drop_object(self, content: bytes) -> None:
         """Remove an object that is not what its name says; trees that need it are no longer
         complete."""
+        self.drop_objects({content})
+
+    def drop_objects(self, contents: set[bytes]) -> None:
+        """Remove objects that are not what their names say. Each tree is looked at once for all of
+        them, which takes long where it has many contents."""
         with self._lock:
             # First, since a tree that is called complete vouches for its contents.
-            for root in self.records.with_any({content}):
+            for root in self.records.with_any(contents):
                 self.records.set_incomplete(root)
-                self.variants.drop(root, content)
-            self._objects.remove([content])
+                self.variants.drop(root, contents)
+            self._objects.remove(contents)
 
     def collect(self) -> int:
         """Remove what neither a tree nor a pull names: objects, and images and variants without a
@@ -327,6 +371,19 @@ class Trees:
         """Bytes of all images, those of pulls under way among them."""
         return self.images.bytes_total(record.root for record in self.records)
 
+    def files_of(self, roots: set[Digest]) -> int:
+        """How many files go with these trees: objects that no other tree names, images and
+        variants. What is no tree here has none."""
+        here = [record.root for record in self.records if record.root in roots]
+        contents: set[bytes] = set().union(*map(self.records.contents, here))
+        for record in self.records:
+            if record.root not in roots:
+                contents -= self.records.contents(record.root)
+        for missing in self.pulls:
+            contents -= missing.tree.contents.keys() | missing.sources
+        beside = sum(bool(self.images.size(root)) + self.variants.files_of(root) for root in here)
+        return len(contents & self._objects.contents()) + beside
+
     def candidates(self) -> tuple[Sequence[Candidate], Sequence[Share]]:
         """Trees with the bytes that are theirs alone, root, image and variants among them, and what
         they share."""
@@ -346,7 +403,7 @@ class Trees:
         return candidates, shares
 
     def _in_use(self, root: Digest) -> bool:
-        return root in self._holds or self.pulls.of(root)
+        return root in self.holds or self.pulls.of(root)
 
     def _is_needed(self, root: Digest) -> bool:
         return root in self.records or self._in_use(root)

@@ -6,6 +6,7 @@ has an object.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -17,11 +18,13 @@ from p2pdist.store.index import Index, TreeRecord
 
 
 class TreeRecords:
-    """All records, by root. The caller holds the store's lock, but where it only looks. Methods
-    raise P2PDistError when the disk fails."""
+    """All records, by root. The caller holds the store's lock, but where it only looks, and for
+    `use`, which waits for no disk. Methods raise P2PDistError when the disk fails."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
+        self._lock = threading.Lock()
+        """Held while a record is exchanged; under it nothing waits for the disk."""
         self._records = {record.root: record for record in index.trees()}
 
     def __contains__(self, root: Digest) -> bool:
@@ -45,29 +48,32 @@ class TreeRecords:
     def add(self, record: TreeRecord, pages: Mapping[bytes, Iterable[bytes]]) -> None:
         """Write a record; `pages` are the names of the contents of each page, by its BLAKE3."""
         self._index.add_tree(record, pages)
-        self._records[record.root] = record
+        with self._lock:
+            self._records[record.root] = record
 
     def remove(self, root: Digest) -> None:
         """Remove the record of a tree."""
+        self._index.reserve.use()
         self._index.remove_tree(root)
-        del self._records[root]
+        with self._lock:
+            del self._records[root]
 
     def use(self, root: Digest) -> None:
         """Note that a tree is used now, if there is a record of it; save_use() writes it down."""
-        if (record := self._records.get(root)) is not None:
-            self._records[root] = replace(record, last_used=time.time())
+        with self._lock:
+            if (record := self._records.get(root)) is not None:
+                self._records[root] = replace(record, last_used=time.time())
 
     def save_use(self, since: float) -> None:
         """Write down when trees were used, of those that were used since then. A row is written
         whole, with the names of all pages."""
-        self._index.touch_trees(
-            [(record.last_used, record.root) for record in self._records.values() if record.last_used >= since]
-        )
+        self._index.touch_trees([(record.last_used, record.root) for record in self if record.last_used >= since])
 
     def set_incomplete(self, root: Digest) -> None:
         """Note that contents of a tree have no object any more."""
         self._index.set_tree(root, complete=False)
-        self._records[root] = replace(self._records[root], complete=False)
+        with self._lock:
+            self._records[root] = replace(self._records[root], complete=False)
 
     def contents(self, root: Digest) -> set[bytes]:
         """The names of all contents of a tree."""
@@ -79,14 +85,14 @@ class TreeRecords:
 
     def needing(self, digest: Digest) -> set[Digest]:
         """The trees that keep a blob: their root or a catalog."""
-        return {root for root, record in self._records.items() if digest == root or digest in record.catalogs}
+        return {record.root for record in self if digest == record.root or digest in record.catalogs}
 
     def needed_by(self) -> dict[Digest, set[Digest]]:
         """For each catalog of a tree, the trees."""
         trees: dict[Digest, set[Digest]] = {}
-        for root, record in self._records.items():
+        for record in self:
             for catalog in record.catalogs:
-                trees.setdefault(catalog, set()).add(root)
+                trees.setdefault(catalog, set()).add(record.root)
         return trees
 
 

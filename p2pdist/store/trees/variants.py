@@ -8,8 +8,9 @@ another boot of the machine are removed, whatever they look like.
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
@@ -41,6 +42,12 @@ class Variants:
         """Bytes that count for the variants of a tree."""
         return self._sizes.get(root, 0)
 
+    def files_of(self, root: Digest) -> int:
+        """How many variants of a tree there are."""
+        with failures(self._directory), suppress(FileNotFoundError):
+            return len(os.listdir(self._path(root)))
+        return 0
+
     def keep(self, root: Digest, most: int, objects: int) -> Path | None:
         """A directory for the variants of a tree whose objects take so many bytes; they take, and
         count, at most `most`. None when these are too many or do not fit."""
@@ -62,11 +69,11 @@ class Variants:
         with failures(self._directory):
             _remove(self._path(root))
 
-    def drop(self, root: Digest, content: bytes) -> None:
-        """Remove the variants of one content, which may be copies of a damaged object."""
+    def drop(self, root: Digest, contents: Container[bytes | None]) -> None:
+        """Remove the variants of some contents, which may be copies of damaged objects."""
         with failures(self._directory), suppress(FileNotFoundError):
             for path in self._path(root).iterdir():
-                if variant_content(path.name) == content:
+                if variant_content(path.name) in contents:
                     _remove(path)
 
     def open(self, needed: Callable[[Digest], bool]) -> None:
