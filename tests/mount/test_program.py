@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import wait_until
 
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import Config
@@ -152,3 +153,22 @@ def test_ctrl_c_reaches_the_program_once() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     finally:
         os.close(terminal)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_are_passed_on_while_the_program_is_still_read(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """As that of a lazy view may be for as long as its bytes do not come."""
+    os.mkfifo(tmp_path / "program", 0o755)
+    script = _RUNNER.replace('("sh", "-c", sys.argv[1])', "(sys.argv[1],)")
+    runner = subprocess.Popen([sys.executable, "-c", script, tmp_path / "program"])
+    children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
+    wait_until(lambda: any(is_blocked(int(pid)) for pid in children.read_text().split()))
+    runner.send_signal(number)
+    assert runner.wait(30) == code
+
+
+def is_blocked(pid: int) -> bool:
+    """Whether a process waits for somebody to write to a FIFO."""
+    return Path(f"/proc/{pid}/wchan").read_text() == "wait_for_partner"
