@@ -78,6 +78,7 @@ def enter(view: Path, scratch: Path, binds: Sequence[Bind], cwd: str) -> None:
     alone. `cwd` is where the program starts; it is made where it is missing, as container runtimes
     do it. Raises Unavailable where this host does not allow it, Conflict where a path cannot be
     seen inside."""
+    umask = os.umask(0o022)  # a program that takes on another user is to get into the root, and below
     try:
         _own_namespaces()
         kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
@@ -98,6 +99,8 @@ def enter(view: Path, scratch: Path, binds: Sequence[Bind], cwd: str) -> None:
             f"the package cannot be entered here: {error.filename or ''} {error.strerror}",
             remedy="Allow user namespaces (p2pdist doctor says whether they work), or run it without --root",
         ) from error
+    finally:
+        os.umask(umask)
 
 
 def _own_namespaces() -> None:

@@ -220,3 +220,15 @@ def test_a_path_that_cannot_be_seen_is_named(tmp_path: Path) -> None:
     with pytest.raises(P2PDistError, match=f"{tmp_path} cannot be seen at /proc/none/data") as refused:
         entered(tmp_path / "view", tmp_path, Bind(str(tmp_path), "/proc/none/data"))
     assert "--bind" in refused.value.remedy
+
+
+@pytest.mark.root
+def test_the_root_is_open_to_other_users_whatever_the_umask(tmp_path: Path) -> None:
+    """A server that takes on a user of its own has to get into it."""
+    (tmp_path / "view").mkdir()
+    (tmp_path / "data").mkdir()
+    script = "test $(stat -c %a / /mnt /mnt/deep | tr '\\n' ,) = 755,755,755, && test $(umask) = 0077"
+    assert (
+        entered(tmp_path / "view", tmp_path, Bind(str(tmp_path / "data"), "/mnt/deep/data"), script=script, umask=0o077)
+        == 0
+    )

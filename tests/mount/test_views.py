@@ -345,3 +345,13 @@ def test_on_a_tmpfs_a_view_can_be_written_to(layer: Layer, tmp_path: Path) -> No
         unmount_view(done.path, work=memory / "records")
     finally:
         kernel.unmount(memory)
+
+
+def test_the_root_of_a_writable_view_is_open_whatever_the_umask(layer: Layer, tmp_path: Path, work: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        mount_view([layer("base", {"a": "1"})], tmp_path / "view", work=work, writable=True)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "view").stat().st_mode & 0o7777 == 0o755
+    unmount_view(tmp_path / "view", work=work)
