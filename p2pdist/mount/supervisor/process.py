@@ -238,12 +238,10 @@ class _Supervisor:
             return
         self._alone = False
         if child == 0:
-            if self._guard_fd >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(self._guard_fd)
             for agent in self._agents:
                 agent.close()
             self._agents.clear()
+            self._close_inherited(mine)
             while not _ready((mine,)):
                 pass
             os.close(mine)
@@ -256,13 +254,25 @@ class _Supervisor:
     def _take_over(self) -> None:
         """Go on for a supervisor that has ended."""
         self._say("the supervisor was killed, its guard takes its place")
-        self._guard_fd = -1
+        self._pids.clear()
         self._pending.take_over()
         keys = self._refuse_unknown()
         blank = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        for key in keys:
-            if not _is_open(key):
-                os.dup2(blank, key, inheritable=False)
+        for key in keys - {blank}:
+            os.dup2(blank, key, inheritable=False)
+        if blank not in keys:
+            os.close(blank)
+        self._keep_spare()
+
+    def _close_inherited(self, mine: int) -> None:
+        """Close what does not go over from the supervisor to its guard: a reader that comes later
+        may have the number of one of these as its key."""
+        self._guard_fd = self._spare = -1
+        first = 3
+        for kept in sorted((self._filler, self._group, self._listener.fileno(), mine)):
+            os.closerange(first, kept)
+            first = kept + 1
+        os.closerange(first, KEYS_MAX)
 
     def _refuse_unknown(self) -> set[int]:
         """Refuse the readers that a supervisor before this one had read and not noted; returns the
@@ -414,14 +424,6 @@ def _ready(watched: Sequence[int | socket.socket]) -> list[int | socket.socket]:
     for number in numbers:
         poll.register(number, select.POLLIN)
     return [numbers[number] for number, _ in poll.poll(1000 * POLL_S)]
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 def leave_service() -> None:
