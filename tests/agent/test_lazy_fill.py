@@ -37,6 +37,7 @@ from p2pdist.model.tree import File, content_hash
 from p2pdist.mount.lazy import fill_method
 from p2pdist.mount.lazy.fuse import IMAGE
 from p2pdist.mount.lazy.view import ARRANGED, is_filled
+from p2pdist.mount.records import changing
 from p2pdist.mount.supervisor.protocol import ANSWER, DEVICE, GREETING, NOTICE, ORDER, READ, SOCKET, WHOLE
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
@@ -440,4 +441,34 @@ async def test_what_lies_behind_a_miss_is_filled_and_the_next_window_is_fetched(
     for number in (*range(1 + 3 * near), cell):
         begin = number * CELLS.file_bytes + CELLS.file_bytes - CELL_BYTES
         assert device[begin : begin + CELL_BYTES] == contents[number]
+    await view.close()
+
+
+async def test_a_view_that_is_being_unmounted_gets_no_other_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Removing what programs wrote to it may take long, after the supervisor has ended."""
+    monkeypatch.setattr(views, "TRY_S", 0.01)
+    started: list[Path] = []
+    monkeypatch.setattr(views, "supervise", lambda directory, limit_s, held: started.append(directory))
+    connects, connect = [0], views.protocol.connect
+
+    def counted(directory: Path) -> Any:
+        connects[0] += 1
+        return connect(directory)
+
+    monkeypatch.setattr(views.protocol, "connect", counted)
+    view = whole_view(tmp_path)
+    directory = tmp_path / "view"
+    directory.mkdir()
+    with changing(directory):
+        view.serve(directory)
+        while connects[0] <= views.TRIES:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert started == []
+        directory.rmdir()
+    while not view.sight.gone.is_set():
+        await asyncio.sleep(0.01)
+    assert started == [] and not directory.exists() and "supervis" not in caplog.text
     await view.close()

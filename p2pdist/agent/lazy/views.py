@@ -55,6 +55,7 @@ from p2pdist.mount.lazy.fill_method import FUSE, METHODS, FillMethod, supervise
 from p2pdist.mount.lazy.plain import cover, identity, write_plain
 from p2pdist.mount.lazy.trial import Choice, choose
 from p2pdist.mount.lazy.view import LazyPackage, arrangement_of, cells_of, device_bytes, is_filled, mark_filled
+from p2pdist.mount.records import changing
 from p2pdist.mount.sight import Identity
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, READ, WHOLE, Notice
@@ -154,6 +155,8 @@ class _Sight:
     """Whether there is a trace of its start."""
     prepared: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once what the trace names has come, or a reader waits for what the pull is to compute."""
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once its readers are served no more."""
     _known_at: float = 0.0
 
     def end(self, step: str) -> None:
@@ -349,7 +352,8 @@ class LazyView:
                 tries += 1
                 if tries > TRIES:
                     tries = 0
-                    await _revive(directory, error, self._limit_s + SUPERVISOR_GRACE_S, self._filler.device.held)
+                    limit_s, held = self._limit_s + SUPERVISOR_GRACE_S, self._filler.device.held
+                    await asyncio.to_thread(_revive, directory, error, limit_s, held)
                 await asyncio.sleep(TRY_S)
                 continue
             tries = 0
@@ -458,6 +462,7 @@ class LazyView:
         self.images.close()
 
     def _finish(self) -> None:
+        self.sight.gone.set()
         if self._start is not None:
             self._start.end()
         for task in self._tasks - {asyncio.current_task()}:
@@ -597,14 +602,21 @@ async def _fill_ahead(view: LazyView, start: Start) -> None:
         view.sight.prepared.set()
 
 
-async def _revive(directory: Path, error: OSError, limit_s: float, held: tuple[int, ...]) -> None:
+def _revive(directory: Path, error: OSError, limit_s: float, held: tuple[int, ...]) -> None:
     """Start another supervisor where the one before was killed with its guard. Meanwhile readers
-    get EIO, or wait where this agent still holds the group."""
-    logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
-    try:
-        await asyncio.to_thread(supervise, directory, limit_s, held)
-    except (P2PDistError, OSError) as failure:
-        logger.error("no other supervisor can be started: %s", failure)
+    get EIO, or wait where this agent still holds the group. In a thread."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(changing(directory))
+        except OSError:
+            return  # it is being unmounted, or has been
+        if not directory.is_dir():
+            return
+        logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
+        try:
+            supervise(directory, limit_s, held)
+        except (P2PDistError, OSError) as failure:
+            logger.error("no other supervisor can be started: %s", failure)
 
 
 class LazyViews:
@@ -775,11 +787,11 @@ class LazyViews:
 
     async def unmounted(self, path: str, *, in_use: bool) -> None:
         """A view is gone; one that is still `in_use`, out of sight, is filled to its end."""
-        view = self._views.get(path) if in_use else self._views.pop(path, None)
+        view = self._views.pop(path, None)
         if view is None:
             return
         if in_use:
-            self._views[f"{path} (out of sight {id(view):x})"] = self._views.pop(path)
+            self._views[f"{path} (out of sight {id(view):x})"] = view
         else:
             await view.close()
 
