@@ -472,3 +472,17 @@ async def test_a_view_that_is_being_unmounted_gets_no_other_supervisor(
         await asyncio.sleep(0.01)
     assert started == [] and not directory.exists() and "supervis" not in caplog.text
     await view.close()
+
+
+async def test_a_view_out_of_sight_counts_until_nothing_serves_it(tmp_path: Path) -> None:
+    lazy = LazyViews(Absent, Absent, Absent, Absent, Traces(Absent), tmp_path, LazySettings())
+    view = whole_view(tmp_path)
+    directory = tmp_path / "view"
+    directory.mkdir()
+    lazy._serve("/v", view, directory)
+    await lazy.unmounted("/v", in_use=True)
+    assert len(lazy.all()) == 1 and lazy.status("/v") is None
+    directory.rmdir()
+    while lazy.all():
+        await asyncio.sleep(0.01)
+    await lazy.close()

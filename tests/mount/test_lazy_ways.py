@@ -275,3 +275,20 @@ def event_descriptors(pid: int) -> list[int]:
             device = os.readlink(f"/proc/{pid}/fd/{number}").endswith("/device")
             found += [number] if device and flags & os.O_ACCMODE == os.O_RDONLY else []
     return found
+
+
+def test_a_view_out_of_sight_ends_with_its_last_user(way: FillMethod, show: Show) -> None:
+    """Also where no agent is there to say so."""
+    view = show()
+    view.serve()
+    user = subprocess.Popen(["sleep", "100"], cwd=view.path)
+    try:
+        assert view.wrong(["small3"]) == []
+        unmount_view(view.path, work=view.work, force=True)
+        view.leave()
+        time.sleep(1.5)
+        assert len(view.processes()) == 2
+    finally:
+        user.kill()
+        user.wait()
+    until(lambda: not view.processes(), "what served it goes on")

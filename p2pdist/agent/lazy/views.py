@@ -790,8 +790,11 @@ class LazyViews:
         view = self._views.pop(path, None)
         if view is None:
             return
-        if in_use:
-            self._views[f"{path} (out of sight {id(view):x})"] = view
+        if in_use and not view.whole:
+            name = f"{path} (out of sight {id(view):x})"
+            self._views[name], going = view, asyncio.create_task(view.sight.gone.wait())
+            going.add_done_callback(lambda _: self._views.pop(name, None))
+            view._tasks.add(going)
         else:
             await view.close()
 

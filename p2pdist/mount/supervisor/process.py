@@ -9,7 +9,8 @@ waits for the supervisor to end and takes its place, with a guard of its own. Wh
 stands in memory that both share, so the guard goes on where the supervisor was killed. Readers that
 the supervisor had read and not yet noted get EIO. Where both are killed, an agent that is connected
 starts another pair with its own descriptor, and all that waited get EIO. Where the agent was killed
-with them, the next one starts a pair with a new group.
+with them, the next one starts a pair with a new group. A view that was taken out of sight while in
+use has no directory any more, so no agent comes back to it: the two end with its last user.
 
 An event is answered by the number of the descriptor that came with it, in the process that read
 it. After a takeover these numbers are kept occupied, or an event of the new process could have the
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import resource
@@ -219,6 +221,10 @@ class _Supervisor:
                 self._say("another supervisor has taken the place of this one")
                 self._end(0)
                 return
+            if self._is_unused():
+                self._say("nothing uses the view any more, which is out of sight")
+                self._end(errno.EIO)
+                return
 
     # -- the other process
 
@@ -266,7 +272,8 @@ class _Supervisor:
 
     def _close_inherited(self, mine: int) -> None:
         """Close what does not go over from the supervisor to its guard: a reader that comes later
-        may have the number of one of these as its key."""
+        may have the number of one of these as its key, and a reader's descriptor says that the
+        device is in use."""
         self._guard_fd = self._spare = -1
         first = 3
         for kept in sorted((self._filler, self._group, self._listener.fileno(), mine)):
@@ -321,6 +328,18 @@ class _Supervisor:
             return os.stat(self._directory / SOCKET).st_ino != self._bound
         except OSError:
             return False  # the view is out of sight, and in use
+
+    def _is_unused(self) -> bool:
+        """Whether the view was taken out of sight, and nothing but these two processes and agents
+        has the device open any more: only then it can be leased (fcntl(2), F_SETLEASE)."""
+        if self._pending.all() or os.path.lexists(self._directory / SOCKET):
+            return False
+        try:
+            fcntl.fcntl(self._filler, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(self._filler, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError:
+            return False
+        return True
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -451,7 +470,7 @@ def main() -> None:
     and GROUP are descriptors of a supervisor that was killed with its guard."""
     directory, limit_s = Path(sys.argv[1]), float(sys.argv[2])
     held = (int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) == 5 else None
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGIO):
         signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (KEYS_MAX if most < 0 else min(KEYS_MAX, most), most))
