@@ -36,6 +36,7 @@ from p2pdist.mount.squashfs import missing
 from p2pdist.transfer.problems import problems
 
 SCRIPT = """
+if [ "$1" = count ]; then printf %s "$2" | wc -c; exit 6; fi
 if [ "$1" = wait ]; then trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done; fi
 if [ "$1" = linger ]; then cd /; echo ready; while [ ! -e "$2" ]; do sleep 0.02; done; cat "$P2PDIST_ROOT/app"; exit; fi
 if [ "$1" = leave ]; then (cd /; while [ ! -e "$2" ]; do sleep 0.02; done; cat "$P2PDIST_ROOT/app") & exit 5; fi
@@ -396,6 +397,11 @@ def test_run_shows_runs_and_takes_away(verbs: Verbs) -> None:
     assert complained.splitlines()[-1].split(":")[0] == (unprivileged if verbs.prefix or os.geteuid() else "overlay")
     assert verbs.verb("status", "--json")[1].count('"mounts":[]') == 1
     assert not [path for path in (verbs.place / "home").iterdir() if path.name not in ("s", "mounts")]
+
+
+def test_words_that_are_no_text_reach_a_program_that_is_shown_lazily(verbs: Verbs) -> None:
+    code, said, complained = verbs.verb("run", "--lazy", "app:v1", "--", "count", "caf\udce9")
+    assert (code, said.strip()) == (6, "4"), complained
 
 
 @pytest.mark.slow
