@@ -506,6 +506,10 @@ async def _shown(view: LazyView) -> None:
                 await view.sight.prepared.wait()
 
 
+async def _gone(view: LazyView) -> None:
+    await view.sight.gone.wait()
+
+
 async def _follow(view: LazyView) -> None:
     await view._pulled.wait()
     view.whole = True
@@ -792,7 +796,7 @@ class LazyViews:
             return
         if in_use and not view.whole:
             name = f"{path} (out of sight {id(view):x})"
-            self._views[name], going = view, asyncio.create_task(view.sight.gone.wait())
+            self._views[name], going = view, asyncio.create_task(_gone(view))
             going.add_done_callback(lambda _: self._views.pop(name, None))
             view._tasks.add(going)
         else:
