@@ -486,3 +486,31 @@ async def test_a_view_out_of_sight_counts_until_nothing_serves_it(tmp_path: Path
     while lazy.all():
         await asyncio.sleep(0.01)
     await lazy.close()
+
+
+async def test_what_fails_after_its_reader_was_refused_leaves_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader's line in the log says why; asyncio writes of each failure that no caller waits
+    for."""
+    view = whole_view(tmp_path)
+    cells, began, fail = view._filler, asyncio.Event(), asyncio.Event()
+
+    async def failing(*_: object) -> bytes:
+        began.set()
+        await fail.wait()
+        raise Unavailable("nothing comes")
+
+    monkeypatch.setattr(cells.chunks, "in_pack", lambda chunk: False)
+    monkeypatch.setattr(cells.chunks, "read", failing)
+    reader = asyncio.create_task(filler.keep_trying(cells, 0, []))
+    await began.wait()
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    fail.set()
+    while cells._finishing or cells._filling:
+        await asyncio.sleep(0)
+    del reader  # whose traceback leads to the task
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    await view.close()
