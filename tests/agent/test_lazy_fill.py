@@ -514,3 +514,28 @@ async def test_what_fails_after_its_reader_was_refused_leaves_no_traceback(
     gc.collect()
     assert "never retrieved" not in caplog.text
     await view.close()
+
+
+async def test_views_that_are_open_and_not_mounted_yet_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = LazyViews(Absent, Absent, Absent, Absent, Traces(Absent), tmp_path, LazySettings())
+    made: list[LazyView] = []
+
+    async def opened(*_: object) -> tuple[LazyView, Any]:
+        (tmp_path / f"{len(made)}").mkdir()
+        made.append(whole_view(tmp_path / f"{len(made)}"))
+        return made[-1], Absent
+
+    monkeypatch.setattr(lazy, "_open", opened)
+    for _ in range(views.VIEWS_MAX):
+        await lazy.open("app:v1")
+    with pytest.raises(Conflict):
+        await lazy.open("app:v1")
+    made[1]._pulled.clear()  # it stays one that is filled
+    lazy.handed_out("/1", made[1])
+    with pytest.raises(Conflict):
+        await lazy.open("app:v1")
+    await made[0].close()
+    await lazy.open("app:v1")
+    with pytest.raises(Conflict):
+        await lazy.open("app:v1")
+    await asyncio.gather(lazy.close(), *(view.close() for view in made))

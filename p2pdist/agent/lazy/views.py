@@ -648,6 +648,9 @@ class LazyViews:
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
         self._views: dict[str, LazyView] = {}
         self._opening = 0
+        """Views that are not open yet."""
+        self._opened: list[LazyView] = []
+        """Views that are open; those that are mounted by now, or will not be, go later."""
 
     async def open(
         self, reference: str, command: Sequence[str] | None = None, *, alone: bool = False
@@ -657,13 +660,18 @@ class LazyViews:
         in the command line of the program that the view is for, None without a program. `alone`:
         one program may see it without root, and mounts images itself. Raises Conflict (`eager`)
         where it cannot be lazy, and what pulling raises."""
-        if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
+        self._opened = [view for view in self._opened if not (view.sight.over.is_set() or view.sight.gone.is_set())]
+        filling = sum(not view.whole for view in self._views.values())
+        if self._opening + len(self._opened) + filling >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
         self._opening += 1
         try:
-            return await self._open(reference, command, alone, time.monotonic())
+            opened = await self._open(reference, command, alone, time.monotonic())
         finally:
             self._opening -= 1
+        if opened is not None:
+            self._opened.append(opened[0])
+        return opened
 
     async def _open(
         self, reference: str, command: Sequence[str] | None, alone: bool, asked_at: float
