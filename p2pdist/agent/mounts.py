@@ -21,11 +21,12 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec import structs
 
@@ -64,6 +65,8 @@ to unmount a view that is still in use then, by something that this agent cannot
 
 Release = Callable[[], None]
 """Gives up a claim on blobs."""
+
+Value = TypeVar("Value")
 
 
 def _drop_damaged(layers: Sequence[Layer]) -> bool:
@@ -113,7 +116,7 @@ class PackageMounts:
         if caller is not None and request.path:
             caller.require_able(f"show a package at {request.path}")
             if not caller.trusted:
-                check_below(Path(os.path.realpath(_absolute(request.path))), self._roots())
+                await _look(_check_below, request.path, self._roots())
         began = time.monotonic()
         if request.lazy and (shown := await self._mount_lazily(request, caller)) is not None:
             self.observe(shown, began)
@@ -289,6 +292,22 @@ class Show(Protocol):
     ) -> MountedView: ...
 
 
+_paths = ThreadPoolExecutor(4, thread_name_prefix="mount-paths")
+"""Looks at paths that users name. They may be on file systems that hang, and what else is done in
+threads is not to wait behind them."""
+
+
+async def _look(look: Callable[..., Value], *arguments: Any) -> Value:
+    """Call a function of a path that a user names, in a thread. Raises what it raises."""
+    return await asyncio.get_running_loop().run_in_executor(_paths, partial(look, *arguments))
+
+
+def _shown(show: Callable[[], MountedView]) -> tuple[MountedView, Identity]:
+    """Show a package; returns the view, and what is seen there. In a thread."""
+    view = show()
+    return view, seen(view.path) or NOTHING
+
+
 def _nothing_held() -> None:
     return None
 
@@ -303,7 +322,7 @@ def _lazy(status: MountStatus, views: LazyViews) -> MountStatus:
 
 async def _sees_else(path: str, caller_sees: Identity | None) -> bool:
     """Whether this process sees at `path` something else than a caller, where both say."""
-    return caller_sees is not None and await asyncio.to_thread(seen, path) not in (None, caller_sees)
+    return caller_sees is not None and await _look(seen, path) not in (None, caller_sees)
 
 
 def _method(request: MountRequest) -> str | None:
@@ -413,7 +432,7 @@ class Mounts:
             raise UsageError("a package with tree layers cannot be shown in a user namespace", remedy="Leave out --how")
         if request.path and not caller.trusted:
             return await self.finish(self._mount_for(caller, request.path, status, show, hold, roots))
-        target = await asyncio.to_thread(self._target, request.path, caller.uid)
+        target = await _look(self._target, request.path, caller.uid)
         self._reserve(target)
         return await self.finish(self._mount(str(target), status, show, hold, uid=caller.uid))
 
@@ -438,7 +457,7 @@ class Mounts:
         at, made = await caller.act(partial(_claim, target, caller.uid), f"show a package at {target}")
         try:
             real = Path(os.readlink(f"/proc/self/fd/{at}"))
-            check_below(real, roots)  # of what is open: the user may have moved the directory meanwhile
+            await _look(check_below, real, roots)  # of what is open: the user may have moved the directory meanwhile
             self._reserve(real)
             return await self._mount(
                 str(real), status, show, hold, uid=caller.uid, at=at, made=caller if made else None
@@ -456,7 +475,7 @@ class Mounts:
         """Unmount a view; returns its last status. Raises NotFound, Refused for a view of another
         user, or Conflict when it is in use or the caller sees something else at `path`, unless
         `force`."""
-        key = path if path.startswith(IMAGES_PREFIX) else os.path.realpath(path)
+        key = path if path.startswith(IMAGES_PREFIX) else await _look(os.path.realpath, path)
         entry = self._entries.get(key)
         if caller is not None and entry is not None and entry.uid != caller.uid:
             caller.require_trusted(f"unmount {key}, which is shown for another user")
@@ -566,15 +585,13 @@ class Mounts:
         try:
             release = hold()
             label = _label(status, uid)
-            view = await asyncio.to_thread(
-                show, Path(key), work=self.work, writable=status.writable, label=label, at=at, owner=owner
-            )
+            make = partial(show, Path(key), work=self.work, writable=status.writable, label=label, at=at, owner=owner)
+            view, (device, inode) = await asyncio.to_thread(_shown, make)
         except BaseException:
             release()
             raise
         finally:
             self._reserved.discard(key)
-        device, inode = seen(view.path) or NOTHING
         fields = {"path": str(view.path), "how": view.method, "why": view.why, "device": device, "inode": inode}
         return self._enter(key, _Entry(structs.replace(status, **fields), release, owner, uid, made))
 
@@ -617,6 +634,10 @@ def _absolute(path: str) -> Path:
     if not os.path.isabs(path) or "\0" in path:
         raise UsageError(f"{path!r} is not an absolute path", remedy="Name the directory from the root on")
     return Path(path)
+
+
+def _check_below(path: str, roots: Sequence[str]) -> None:
+    check_below(Path(os.path.realpath(_absolute(path))), roots)
 
 
 def check_below(path: Path, roots: Sequence[str]) -> None:

@@ -64,6 +64,7 @@ def merge(
         if uppers:
             (uppers / "upper").mkdir(exist_ok=True)
             (uppers / "scratch").mkdir(exist_ok=True)
+            (uppers / "upper").chmod(0o755)  # that of the view's root, whatever the umask here
             upper = through(uppers)
             options += f",upperdir={upper}/upper,workdir={upper}/scratch"
         try:

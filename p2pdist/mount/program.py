@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ _AWAITED = (*_FORWARDED, signal.SIGCHLD)
 
 LOOK_AGAIN_S = 5.0
 """A thread of a library that does not block SIGCHLD may have been given it."""
+
+PASS_ON_S = 0.1
+"""Between two looks for signals to pass on, while the program has not begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +102,7 @@ def run(
         if child == 0:
             _become(program, prepare, keep, before, report)
         os.close(report)
-        with os.fdopen(failure, "rb") as file:
-            reason = file.read()
+        reason = _reason(failure, child)
         if not reason:
             started()
         code = _wait(child)
@@ -114,6 +117,19 @@ def run(
         if reaped is not None:  # a handler that was not set from Python cannot be put back
             signal.signal(signal.SIGCHLD, reaped)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _reason(failure: int, child: int) -> bytes:
+    """What the new process reports until the program replaces it; nothing where it does. That may
+    take as long as a view waits for the bytes of the program, so signals are passed on
+    meanwhile."""
+    with os.fdopen(failure, "rb") as file:
+        poll = select.poll()
+        poll.register(failure, select.POLLIN)
+        while not poll.poll(1000 * PASS_ON_S):
+            while (found := signal.sigtimedwait(_AWAITED, 0)) is not None:
+                _pass_on(found, child)
+        return file.read()
 
 
 def _become(
@@ -160,8 +176,14 @@ def _wait(child: int) -> int:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
         found = signal.sigtimedwait(_AWAITED, LOOK_AGAIN_S)
-        if found is not None and found.si_signo != signal.SIGCHLD and found.si_code != _SI_KERNEL:
-            os.kill(child, found.si_signo)
+        if found is not None:
+            _pass_on(found, child)
+
+
+def _pass_on(found: signal.struct_siginfo, child: int) -> None:
+    """Forward a signal that was meant for this process alone."""
+    if found.si_signo != signal.SIGCHLD and found.si_code != _SI_KERNEL:
+        os.kill(child, found.si_signo)
 
 
 def hold(target: Path) -> int | None:

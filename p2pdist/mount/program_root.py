@@ -78,6 +78,7 @@ def enter(view: Path, scratch: Path, binds: Sequence[Bind], cwd: str) -> None:
     alone. `cwd` is where the program starts; it is made where it is missing, as container runtimes
     do it. Raises Unavailable where this host does not allow it, Conflict where a path cannot be
     seen inside."""
+    umask = os.umask(0o022)  # a program that takes on another user is to get into the root, and below
     try:
         _own_namespaces()
         kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
@@ -88,7 +89,7 @@ def enter(view: Path, scratch: Path, binds: Sequence[Bind], cwd: str) -> None:
             if os.path.isfile(file):
                 _bind(Bind(os.path.realpath(file), file), root)
         for bind in binds:
-            _bind(bind, root)
+            _bind_asked(bind, root)
         os.chroot(root)
         os.chdir("/")
         with suppress(FileExistsError, NotADirectoryError):  # then no program can start there
@@ -98,6 +99,8 @@ def enter(view: Path, scratch: Path, binds: Sequence[Bind], cwd: str) -> None:
             f"the package cannot be entered here: {error.filename or ''} {error.strerror}",
             remedy="Allow user namespaces (p2pdist doctor says whether they work), or run it without --root",
         ) from error
+    finally:
+        os.umask(umask)
 
 
 def _own_namespaces() -> None:
@@ -139,9 +142,20 @@ def _bind(bind: Bind, root: Path) -> None:
     kernel.mount(bind.outside, target, "none", kernel.MS_BIND | kernel.MS_REC)
 
 
+def _bind_asked(bind: Bind, root: Path) -> None:
+    """As `_bind`, for a path that the caller names."""
+    try:
+        _bind(bind, root)
+    except OSError as error:
+        raise P2PDistError(
+            f"{bind.outside} cannot be seen at {bind.inside} inside the package: {error.strerror}",
+            remedy="Name another path with --bind /outside:/inside",
+        ) from error
+
+
 def _target(root: Path, inside: str, directory: bool) -> Path:
     """A mount point below `root`, which no link of the package leads out of: one on the way is
-    refused, one at the end makes room."""
+    refused, one at the end makes room, unless it is the host's."""
     path = root
     parts = [part for part in inside.split("/") if part]
     for part in parts[:-1]:
@@ -155,6 +169,11 @@ def _target(root: Path, inside: str, directory: bool) -> Path:
     if status is not None and (stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) != directory)):
         if stat.S_ISDIR(status.st_mode):
             raise Conflict(f"{inside} is a directory in the package, and a file outside", remedy="Name another path")
+        if os.lstat(target.parent).st_dev != os.lstat(root).st_dev:
+            raise Conflict(
+                f"{inside} cannot be seen inside the package: there the host has a link or a file of that name",
+                remedy="Name another path with --bind /outside:/inside, or bind what the link leads to",
+            )
         target.unlink()
         status = None
     if status is None:

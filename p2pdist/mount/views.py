@@ -292,6 +292,8 @@ def unmount_view(target: Path | str, *, work: Path, force: bool = False) -> None
 def _undo(record: Record, work: Path, *, force: bool) -> None:
     target = Path(record.target)
     _require_in_place(record, work)
+    if record.staging or not force:  # else it goes out of sight with what is mounted below it
+        _require_nothing_below(record, work)
     if record.method != IMAGES and not force:
         _require_unused(record, target)
     try:
@@ -323,6 +325,21 @@ def _require_in_place(record: Record, work: Path) -> None:
                 f"what was shown at {record.target} is now at {entry.point}",
                 remedy=f"Give the directory its name back, or first unmount it there: umount {entry.point}",
             )
+
+
+def _require_nothing_below(record: Record, work: Path) -> None:
+    """Raises Conflict where something is mounted below a view: of plain files those would be
+    removed that can be, and the others stay."""
+    if record.method == IMAGES or not is_whole(record):
+        return
+    target = Path(record.target)
+    below = next((entry.point for entry in kernel.mounted() if target in entry.point.parents), None)
+    if below is not None:
+        ours = any(other.target == str(below) for other in records(work))
+        raise Conflict(
+            f"{below} is mounted below what is shown at {target}",
+            remedy=f"Unmount that first: {'p2pdist umount' if ours else 'umount'} {below}",
+        )
 
 
 def _require_unused(record: Record, target: Path) -> None:

@@ -30,12 +30,14 @@ from programs import PROGRAM, Program
 
 from p2pdist.agent.api.client import LOST_MAX, LocalClient
 from p2pdist.cli.services import check_seen
+from p2pdist.cli.verbs import mount as mount_verb
 from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
-from p2pdist.model.messages import MountRequest, MountStatus, PullRequest, PullStatus
+from p2pdist.model.messages import LazyStatus, MountRequest, MountStatus, PullRequest, PullStatus
 from p2pdist.mount.squashfs import missing
 from p2pdist.transfer.problems import problems
 
 SCRIPT = """
+if [ "$1" = count ]; then printf %s "$2" | wc -c; exit 6; fi
 if [ "$1" = wait ]; then trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done; fi
 if [ "$1" = linger ]; then cd /; echo ready; while [ ! -e "$2" ]; do sleep 0.02; done; cat "$P2PDIST_ROOT/app"; exit; fi
 if [ "$1" = leave ]; then (cd /; while [ ! -e "$2" ]; do sleep 0.02; done; cat "$P2PDIST_ROOT/app") & exit 5; fi
@@ -398,6 +400,11 @@ def test_run_shows_runs_and_takes_away(verbs: Verbs) -> None:
     assert not [path for path in (verbs.place / "home").iterdir() if path.name not in ("s", "mounts")]
 
 
+def test_words_that_are_no_text_reach_a_program_that_is_shown_lazily(verbs: Verbs) -> None:
+    code, said, complained = verbs.verb("run", "--lazy", "app:v1", "--", "count", "caf\udce9")
+    assert (code, said.strip()) == (6, "4"), complained
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["unpack", "userns"])
 def test_run_can_be_told_how(verbs: Verbs, how: str) -> None:
@@ -618,3 +625,29 @@ def test_images_that_a_killed_run_was_given_are_let_go(verbs: Verbs) -> None:
         os.kill(shown.pid, signal.SIGKILL)
         run.communicate(timeout=30)
     until_nothing_is_shown(verbs)
+
+
+def test_a_wait_for_a_lazy_view_goes_on_over_a_restart_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next agent answers before it has taken the view over."""
+    monkeypatch.setattr(mount_verb, "FILL_POLL_S", 0.001)
+    view = MountStatus("app:v1", DIGEST, "/v", "lazy", lazy=LazyStatus(bytes_total=2, bytes_filled=1))
+    whole = replace(view, lazy=LazyStatus(whole=True, bytes_total=2, bytes_filled=2))
+    answers: list[Any] = [[view], Unavailable("away"), Unavailable("away"), [replace(view, lazy=None)], [whole]]
+
+    def mounts(client: LocalClient) -> list[MountStatus]:
+        said = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(said, Unavailable):
+            raise said
+        return list(said)
+
+    monkeypatch.setattr(LocalClient, "mounts", mounts)
+    assert mount_verb._filled(view, tmp_path / "s", quiet=True) == whole
+    monkeypatch.setattr(mount_verb, "AWAY_S_MAX", 0.05)
+    answers[:] = [[replace(view, lazy=None)]]
+    with pytest.raises(Unavailable, match="stays mounted"):
+        mount_verb._filled(view, tmp_path / "s", quiet=True)
+    answers[:] = [[]]
+    with pytest.raises(NotFound, match="was unmounted"):
+        mount_verb._filled(view, tmp_path / "s", quiet=True)

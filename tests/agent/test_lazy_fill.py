@@ -37,6 +37,7 @@ from p2pdist.model.tree import File, content_hash
 from p2pdist.mount.lazy import fill_method
 from p2pdist.mount.lazy.fuse import IMAGE
 from p2pdist.mount.lazy.view import ARRANGED, is_filled
+from p2pdist.mount.records import changing
 from p2pdist.mount.supervisor.protocol import ANSWER, DEVICE, GREETING, NOTICE, ORDER, READ, SOCKET, WHOLE
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
@@ -441,3 +442,100 @@ async def test_what_lies_behind_a_miss_is_filled_and_the_next_window_is_fetched(
         begin = number * CELLS.file_bytes + CELLS.file_bytes - CELL_BYTES
         assert device[begin : begin + CELL_BYTES] == contents[number]
     await view.close()
+
+
+async def test_a_view_that_is_being_unmounted_gets_no_other_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Removing what programs wrote to it may take long, after the supervisor has ended."""
+    monkeypatch.setattr(views, "TRY_S", 0.01)
+    started: list[Path] = []
+    monkeypatch.setattr(views, "supervise", lambda directory, limit_s, held: started.append(directory))
+    connects, connect = [0], views.protocol.connect
+
+    def counted(directory: Path) -> Any:
+        connects[0] += 1
+        return connect(directory)
+
+    monkeypatch.setattr(views.protocol, "connect", counted)
+    view = whole_view(tmp_path)
+    directory = tmp_path / "view"
+    directory.mkdir()
+    with changing(directory):
+        view.serve(directory)
+        while connects[0] <= views.TRIES:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert started == []
+        directory.rmdir()
+    while not view.sight.gone.is_set():
+        await asyncio.sleep(0.01)
+    assert started == [] and not directory.exists() and "supervis" not in caplog.text
+    await view.close()
+
+
+async def test_a_view_out_of_sight_counts_until_nothing_serves_it(tmp_path: Path) -> None:
+    lazy = LazyViews(Absent, Absent, Absent, Absent, Traces(Absent), tmp_path, LazySettings())
+    view = whole_view(tmp_path)
+    directory = tmp_path / "view"
+    directory.mkdir()
+    lazy._serve("/v", view, directory)
+    await lazy.unmounted("/v", in_use=True)
+    assert len(lazy.all()) == 1 and lazy.status("/v") is None
+    directory.rmdir()
+    while lazy.all():
+        await asyncio.sleep(0.01)
+    await lazy.close()
+
+
+async def test_what_fails_after_its_reader_was_refused_leaves_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader's line in the log says why; asyncio writes of each failure that no caller waits
+    for."""
+    view = whole_view(tmp_path)
+    cells, began, fail = view._filler, asyncio.Event(), asyncio.Event()
+
+    async def failing(*_: object) -> bytes:
+        began.set()
+        await fail.wait()
+        raise Unavailable("nothing comes")
+
+    monkeypatch.setattr(cells.chunks, "in_pack", lambda chunk: False)
+    monkeypatch.setattr(cells.chunks, "read", failing)
+    reader = asyncio.create_task(filler.keep_trying(cells, 0, []))
+    await began.wait()
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    fail.set()
+    while cells._finishing or cells._filling:
+        await asyncio.sleep(0)
+    del reader  # whose traceback leads to the task
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    await view.close()
+
+
+async def test_views_that_are_open_and_not_mounted_yet_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = LazyViews(Absent, Absent, Absent, Absent, Traces(Absent), tmp_path, LazySettings())
+    made: list[LazyView] = []
+
+    async def opened(*_: object) -> tuple[LazyView, Any]:
+        (tmp_path / f"{len(made)}").mkdir()
+        made.append(whole_view(tmp_path / f"{len(made)}"))
+        return made[-1], Absent
+
+    monkeypatch.setattr(lazy, "_open", opened)
+    for _ in range(views.VIEWS_MAX):
+        await lazy.open("app:v1")
+    with pytest.raises(Conflict):
+        await lazy.open("app:v1")
+    made[1]._pulled.clear()  # it stays one that is filled
+    lazy.handed_out("/1", made[1])
+    with pytest.raises(Conflict):
+        await lazy.open("app:v1")
+    await made[0].close()
+    await lazy.open("app:v1")
+    with pytest.raises(Conflict):
+        await lazy.open("app:v1")
+    await asyncio.gather(lazy.close(), *(view.close() for view in made))

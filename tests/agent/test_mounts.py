@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -371,3 +372,25 @@ async def test_a_restart_after_kill_takes_over(tmp_path: Path, images: list[Path
     await mounts.unmount(str(target))
     assert mounts.list() == []
     assert not target.exists()
+
+
+async def test_paths_that_users_name_are_looked_at_in_threads(
+    tmp_path: Path, images: list[Path], claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One on a file system that hangs would stop the whole agent."""
+    looked: list[threading.Thread] = []
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def look(*words: Any, **options: Any) -> Any:
+            looked.append(threading.current_thread())
+            return function(*words, **options)
+
+        return look
+
+    monkeypatch.setattr(os.path, "realpath", watched(os.path.realpath))
+    monkeypatch.setattr(agent_mounts, "seen", watched(agent_mounts.seen))
+    mounts = Mounts(tmp_path / "mounts")
+    looked.clear()
+    status = await shown(mounts, images, claims, tmp_path / "view", how="unpack")
+    await mounts.unmount(status.path, caller_sees=(status.device, status.inode))
+    assert len(looked) >= 4 and threading.main_thread() not in looked

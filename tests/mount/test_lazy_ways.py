@@ -247,3 +247,48 @@ def test_a_loop_device_of_another_name_is_left_alone(tmp_path: Path) -> None:
         assert Path(device).read_bytes() == b"a" * 8192
         kernel.change_backing(device, b"mine", tmp_path / "b")
         assert Path(device).read_bytes() == b"b" * 8192
+
+
+def test_a_guard_that_takes_over_gives_each_reader_its_bytes(way: FillMethod, show: Show) -> None:
+    """A reader may have the number of a descriptor that the supervisor had and let go since the
+    guard began, such as that of an agent."""
+    if way is FUSE:
+        pytest.skip("its readers have no descriptors")
+    view = show()
+    supervisor, guard = view.pair()  # which connects, as an agent that goes away again
+    reader = cat(view.path / "weights")
+    until(lambda: event_descriptors(supervisor), "it does not wait")
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: guard in view.processes() and len(view.processes()) == 2, "nothing guards")
+    view.serve()
+    assert reader.communicate() == (view.files["weights"], b"")
+    assert view.wrong() == []
+    assert view.pair()[0] == guard and view.log().count("takes its place") == 1
+
+
+def event_descriptors(pid: int) -> list[int]:
+    """Those that came to it with readers."""
+    found = []
+    for number in descriptors(pid):
+        with suppress(OSError):
+            flags = int(Path(f"/proc/{pid}/fdinfo/{number}").read_text().split("flags:")[1].split()[0], 8)
+            device = os.readlink(f"/proc/{pid}/fd/{number}").endswith("/device")
+            found += [number] if device and flags & os.O_ACCMODE == os.O_RDONLY else []
+    return found
+
+
+def test_a_view_out_of_sight_ends_with_its_last_user(way: FillMethod, show: Show) -> None:
+    """Also where no agent is there to say so."""
+    view = show()
+    view.serve()
+    user = subprocess.Popen(["sleep", "100"], cwd=view.path)
+    try:
+        assert view.wrong(["small3"]) == []
+        unmount_view(view.path, work=view.work, force=True)
+        view.leave()
+        time.sleep(1.5)
+        assert len(view.processes()) == 2
+    finally:
+        user.kill()
+        user.wait()
+    until(lambda: not view.processes(), "what served it goes on")

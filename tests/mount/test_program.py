@@ -8,13 +8,16 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from waits import wait_until
 
-from p2pdist.model.errors import NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import Config
 from p2pdist.mount.program import Program, program, run
+from p2pdist.mount.program_root import Bind, enter
 
 ROOT = Path("/shown here")
 
@@ -152,3 +155,80 @@ def test_ctrl_c_reaches_the_program_once() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     finally:
         os.close(terminal)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_are_passed_on_while_the_program_is_still_read(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """As that of a lazy view may be for as long as its bytes do not come."""
+    os.mkfifo(tmp_path / "program", 0o755)
+    script = _RUNNER.replace('("sh", "-c", sys.argv[1])', "(sys.argv[1],)")
+    runner = subprocess.Popen([sys.executable, "-c", script, tmp_path / "program"])
+    children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
+    wait_until(lambda: any(is_blocked(int(pid)) for pid in children.read_text().split()))
+    runner.send_signal(number)
+    assert runner.wait(30) == code
+
+
+def is_blocked(pid: int) -> bool:
+    """Whether a process waits for somebody to write to a FIFO."""
+    return Path(f"/proc/{pid}/wchan").read_text() == "wait_for_partner"
+
+
+def entered(view: Path, place: Path, *binds: Bind, script: str = "true", umask: int = 0o022) -> int:
+    """The exit code of a shell script of the host's shell inside a package."""
+    scratch = place / "scratch"
+    scratch.mkdir()
+    before = os.umask(umask)
+    try:
+        host = [
+            Bind(directory, directory) for directory in ("/bin", "/usr", "/lib", "/lib64") if os.path.isdir(directory)
+        ]
+        words = Program(("/bin/sh", "-c", script), {"PATH": "/usr/bin:/bin"}, "/")
+        return run(words, prepare=lambda: enter(view, scratch, [*host, *binds], "/"))
+    finally:
+        os.umask(before)
+        scratch.rmdir()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["directory", "file", "other"])
+def test_what_the_host_has_where_a_path_is_to_be_seen_stays(what: str) -> None:
+    """/tmp is the host's also inside: a link there made room, on the host."""
+    with tempfile.TemporaryDirectory(prefix="bind-", dir="/tmp") as name:
+        place = Path(name)
+        (place / "view").mkdir()
+        (place / "real").mkdir()
+        (place / "real/data").write_text("precious")
+        there = place / "there"
+        if what == "other":
+            there.write_text("kept")
+        else:
+            there.symlink_to(place / "real" if what == "directory" else place / "real/data")
+        before = (there.is_symlink(), os.path.isdir(there))
+        bind = Bind(str(place / "real") if what == "other" else str(there), str(there))
+        with pytest.raises(Conflict, match="the host has a link or a file"):
+            entered(place / "view", place, bind)
+        assert (there.is_symlink(), os.path.isdir(there)) == before
+        assert what != "other" or there.read_text() == "kept"
+
+
+@pytest.mark.root
+def test_a_path_that_cannot_be_seen_is_named(tmp_path: Path) -> None:
+    (tmp_path / "view").mkdir()
+    with pytest.raises(P2PDistError, match=f"{tmp_path} cannot be seen at /proc/none/data") as refused:
+        entered(tmp_path / "view", tmp_path, Bind(str(tmp_path), "/proc/none/data"))
+    assert "--bind" in refused.value.remedy
+
+
+@pytest.mark.root
+def test_the_root_is_open_to_other_users_whatever_the_umask(tmp_path: Path) -> None:
+    """A server that takes on a user of its own has to get into it."""
+    (tmp_path / "view").mkdir()
+    (tmp_path / "data").mkdir()
+    script = "test $(stat -c %a / /mnt /mnt/deep | tr '\\n' ,) = 755,755,755, && test $(umask) = 0077"
+    assert (
+        entered(tmp_path / "view", tmp_path, Bind(str(tmp_path / "data"), "/mnt/deep/data"), script=script, umask=0o077)
+        == 0
+    )

@@ -345,3 +345,35 @@ def test_on_a_tmpfs_a_view_can_be_written_to(layer: Layer, tmp_path: Path) -> No
         unmount_view(done.path, work=memory / "records")
     finally:
         kernel.unmount(memory)
+
+
+@pytest.mark.parametrize("method", ["overlay", "unpack"])
+def test_what_is_mounted_below_a_view_keeps_it(layer: Layer, tmp_path: Path, work: Path, method: str) -> None:
+    """Whole: plain files are not removed one by one until the mount is in the way."""
+    images = [layer("base", {"a": "1", "sub/b": "2", "z/c": "3", "hollow": None}), layer("app", {"d": "4"})]
+    view, below, tool = tmp_path / "view", tmp_path / "view/hollow", "umount"
+    mount_view(images, view, work=work, method=method)
+    if method == "unpack":
+        mount_view([layer("other", {"e": "5"})], below, work=work)
+        tool = "p2pdist umount"
+    else:
+        kernel.mount("t", below, "tmpfs")
+    before = content(view)
+    for force in (False, True) if method == "unpack" else (False,):
+        with pytest.raises(Conflict, match=f"{below} is mounted below") as refused:
+            unmount_view(view, work=work, force=force)
+        assert refused.value.remedy.endswith(f" {tool} {below}")
+        assert content(view) == before
+    unmount_view(below, work=work) if method == "unpack" else kernel.unmount(below)
+    unmount_view(view, work=work)
+    assert not view.exists()
+
+
+def test_the_root_of_a_writable_view_is_open_whatever_the_umask(layer: Layer, tmp_path: Path, work: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        mount_view([layer("base", {"a": "1"})], tmp_path / "view", work=work, writable=True)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "view").stat().st_mode & 0o7777 == 0o755
+    unmount_view(tmp_path / "view", work=work)

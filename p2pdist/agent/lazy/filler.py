@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from p2pdist.agent.lazy.chunks import Asked, Chunks, Fetcher, Whereabouts
 from p2pdist.model.device import Cells, DeviceChunk, DeviceLayout
@@ -140,7 +141,7 @@ class Filler:
         task = self._finishing.get(cell)
         if task is None:
             task = self._finishing[cell] = asyncio.create_task(self._fill_cell(cell))
-            task.add_done_callback(lambda _: self._finishing.pop(cell, None))
+            task.add_done_callback(partial(_forget, self._finishing, cell))
         await asyncio.shield(task)
 
     async def _fill_cell(self, cell: int) -> None:
@@ -186,7 +187,7 @@ class Filler:
         task = self._filling.get(chunk.at)
         if task is None:
             task = self._filling[chunk.at] = asyncio.create_task(self._fill(chunk))
-            task.add_done_callback(lambda _: self._filling.pop(chunk.at, None))
+            task.add_done_callback(partial(_forget, self._filling, chunk.at))
         await asyncio.shield(task)
 
     def close(self) -> None:
@@ -273,6 +274,13 @@ class Filler:
         await asyncio.to_thread(self.device.finish, whole)
         self._finish_all(whole)
         return whole
+
+
+def _forget(tasks: dict[int, asyncio.Task[None]], key: int, task: asyncio.Task[None]) -> None:
+    """Forget a task that has ended, and its failure, where no caller waits for it any more."""
+    tasks.pop(key, None)
+    if not task.cancelled():
+        task.exception()
 
 
 async def keep_trying(filler: Filler, cell: int, failed: list[str]) -> None:

@@ -56,6 +56,7 @@ from p2pdist.mount.lazy.fill_method import FUSE, METHODS, FillMethod, supervise
 from p2pdist.mount.lazy.plain import cover, identity, write_plain
 from p2pdist.mount.lazy.trial import Choice, choose
 from p2pdist.mount.lazy.view import LazyPackage, arrangement_of, cells_of, device_bytes, is_filled, mark_filled
+from p2pdist.mount.records import changing
 from p2pdist.mount.sight import Identity
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, READ, WHOLE, Notice
@@ -155,6 +156,8 @@ class _Sight:
     """Whether there is a trace of its start."""
     prepared: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once what the trace names has come, or a reader waits for what the pull is to compute."""
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once its readers are served no more."""
     _known_at: float = 0.0
 
     def end(self, step: str) -> None:
@@ -350,7 +353,8 @@ class LazyView:
                 tries += 1
                 if tries > TRIES:
                     tries = 0
-                    await _revive(directory, error, self._limit_s + SUPERVISOR_GRACE_S, self._filler.device.held)
+                    limit_s, held = self._limit_s + SUPERVISOR_GRACE_S, self._filler.device.held
+                    await asyncio.to_thread(_revive, directory, error, limit_s, held)
                 await asyncio.sleep(TRY_S)
                 continue
             tries = 0
@@ -459,6 +463,7 @@ class LazyView:
         self.images.close()
 
     def _finish(self) -> None:
+        self.sight.gone.set()
         if self._start is not None:
             self._start.end()
         for task in self._tasks - {asyncio.current_task()}:
@@ -500,6 +505,10 @@ async def _shown(view: LazyView) -> None:
             await view.sight.over.wait()
             if view._located.is_set() and view.sight.traced:
                 await view.sight.prepared.wait()
+
+
+async def _gone(view: LazyView) -> None:
+    await view.sight.gone.wait()
 
 
 async def _follow(view: LazyView) -> None:
@@ -598,14 +607,21 @@ async def _fill_ahead(view: LazyView, start: Start) -> None:
         view.sight.prepared.set()
 
 
-async def _revive(directory: Path, error: OSError, limit_s: float, held: tuple[int, ...]) -> None:
+def _revive(directory: Path, error: OSError, limit_s: float, held: tuple[int, ...]) -> None:
     """Start another supervisor where the one before was killed with its guard. Meanwhile readers
-    get EIO, or wait where this agent still holds the group."""
-    logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
-    try:
-        await asyncio.to_thread(supervise, directory, limit_s, held)
-    except (P2PDistError, OSError) as failure:
-        logger.error("no other supervisor can be started: %s", failure)
+    get EIO, or wait where this agent still holds the group. In a thread."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(changing(directory))
+        except OSError:
+            return  # it is being unmounted, or has been
+        if not directory.is_dir():
+            return
+        logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
+        try:
+            supervise(directory, limit_s, held)
+        except (P2PDistError, OSError) as failure:
+            logger.error("no other supervisor can be started: %s", failure)
 
 
 class LazyViews:
@@ -633,6 +649,9 @@ class LazyViews:
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
         self._views: dict[str, LazyView] = {}
         self._opening = 0
+        """Views that are not open yet."""
+        self._opened: list[LazyView] = []
+        """Views that are open; those that are mounted by now, or will not be, go later."""
 
     async def open(
         self, reference: str, command: Sequence[str] | None = None, *, alone: bool = False
@@ -642,13 +661,18 @@ class LazyViews:
         in the command line of the program that the view is for, None without a program. `alone`:
         one program may see it without root, and mounts images itself. Raises Conflict (`eager`)
         where it cannot be lazy, and what pulling raises."""
-        if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
+        self._opened = [view for view in self._opened if not (view.sight.over.is_set() or view.sight.gone.is_set())]
+        filling = sum(not view.whole for view in self._views.values())
+        if self._opening + len(self._opened) + filling >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
         self._opening += 1
         try:
-            return await self._open(reference, command, alone, time.monotonic())
+            opened = await self._open(reference, command, alone, time.monotonic())
         finally:
             self._opening -= 1
+        if opened is not None:
+            self._opened.append(opened[0])
+        return opened
 
     async def _open(
         self, reference: str, command: Sequence[str] | None, alone: bool, asked_at: float
@@ -776,11 +800,14 @@ class LazyViews:
 
     async def unmounted(self, path: str, *, in_use: bool) -> None:
         """A view is gone; one that is still `in_use`, out of sight, is filled to its end."""
-        view = self._views.get(path) if in_use else self._views.pop(path, None)
+        view = self._views.pop(path, None)
         if view is None:
             return
-        if in_use:
-            self._views[f"{path} (out of sight {id(view):x})"] = self._views.pop(path)
+        if in_use and not view.whole:
+            name = f"{path} (out of sight {id(view):x})"
+            self._views[name], going = view, asyncio.create_task(_gone(view))
+            going.add_done_callback(lambda _: self._views.pop(name, None))
+            view._tasks.add(going)
         else:
             await view.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -17,10 +18,17 @@ from p2pdist.cli.services import (
     pulled_name,
     socket_option,
 )
-from p2pdist.model.errors import Conflict, NotFound, P2PDistError
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Unavailable
 from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus, PullStatus
 
 FILL_POLL_S = 0.25
+AWAY_S_MAX = 30.0
+"""How long --wait waits for an agent that does not answer, or has not taken the view over yet, as
+while it restarts."""
+
+LAZY = "lazy"
+"""The method of a lazy view."""
+
 _OTHER_DIRECTORY = "Name a directory that the agent and this process share, or mount it among the host's mounts"
 
 
@@ -73,19 +81,26 @@ def command(
 
 
 def _filled(status: MountStatus, socket: Path, *, quiet: bool) -> MountStatus:
-    """Wait until a lazy view lacks nothing. Raises NotFound when it is unmounted meanwhile."""
+    """Wait until a lazy view lacks nothing, also over a restart of the agent. Raises NotFound when
+    it is unmounted meanwhile, Unavailable when no agent fills it for AWAY_S_MAX."""
     from p2pdist.agent.api.client import LocalClient
 
-    client = LocalClient(socket)
+    client, filled_at = LocalClient(socket), time.monotonic()
     with output.Progress(quiet=quiet) as progress:
-        while status.lazy is not None and not status.lazy.whole:
+        while status.how == LAZY and (status.lazy is None or not status.lazy.whole):
             time.sleep(FILL_POLL_S)
-            here = [each for each in client.mounts() if each.path == status.path]
-            if not here:
+            here = None
+            with suppress(Unavailable):
+                here = [each for each in client.mounts() if each.path == status.path]
+            if here == []:
                 raise NotFound(f"{status.path} was unmounted", remedy="Mount it again")
-            status = here[0]
-            if status.lazy is not None:
-                progress(status.reference, status.lazy.bytes_filled, status.lazy.bytes_total)
+            if here and here[0].lazy is not None:
+                filled_at = time.monotonic()
+                progress(status.reference, here[0].lazy.bytes_filled, here[0].lazy.bytes_total)
+            elif time.monotonic() - filled_at > AWAY_S_MAX:
+                remedy = "Start the agent, or see its log; p2pdist status says how far it is"
+                raise Unavailable(f"no agent fills {status.path}, which stays mounted", remedy=remedy)
+            status = here[0] if here else status
     return status
 
 

@@ -131,7 +131,8 @@ def command(
 
 def _run_from_agent(reference: str, run: Run, client: LocalClient, caches: _Caches | None, *, lazy: bool | None) -> int:
     """The exit code of the program of a package that the agent shows."""
-    words = run.arguments[:WORDS_SENT]
+    # A word need not be text, and only letters of it count.
+    words = tuple(os.fsencode(word).decode(errors="replace") for word in run.arguments[:WORDS_SENT])
     request = MountRequest(reference, "", run.writable, run.how or "", until_exit=True, command=words)
     try:
         shown = lazy_or_pulled(client, request, lazy=lazy, quiet=False)

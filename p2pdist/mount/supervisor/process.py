@@ -9,7 +9,8 @@ waits for the supervisor to end and takes its place, with a guard of its own. Wh
 stands in memory that both share, so the guard goes on where the supervisor was killed. Readers that
 the supervisor had read and not yet noted get EIO. Where both are killed, an agent that is connected
 starts another pair with its own descriptor, and all that waited get EIO. Where the agent was killed
-with them, the next one starts a pair with a new group.
+with them, the next one starts a pair with a new group. A view that was taken out of sight while in
+use has no directory any more, so no agent comes back to it: the two end with its last user.
 
 An event is answered by the number of the descriptor that came with it, in the process that read
 it. After a takeover these numbers are kept occupied, or an event of the new process could have the
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import resource
@@ -219,6 +221,10 @@ class _Supervisor:
                 self._say("another supervisor has taken the place of this one")
                 self._end(0)
                 return
+            if self._is_unused():
+                self._say("nothing uses the view any more, which is out of sight")
+                self._end(errno.EIO)
+                return
 
     # -- the other process
 
@@ -238,12 +244,10 @@ class _Supervisor:
             return
         self._alone = False
         if child == 0:
-            if self._guard_fd >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(self._guard_fd)
             for agent in self._agents:
                 agent.close()
             self._agents.clear()
+            self._close_inherited(mine)
             while not _ready((mine,)):
                 pass
             os.close(mine)
@@ -256,13 +260,26 @@ class _Supervisor:
     def _take_over(self) -> None:
         """Go on for a supervisor that has ended."""
         self._say("the supervisor was killed, its guard takes its place")
-        self._guard_fd = -1
+        self._pids.clear()
         self._pending.take_over()
         keys = self._refuse_unknown()
         blank = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        for key in keys:
-            if not _is_open(key):
-                os.dup2(blank, key, inheritable=False)
+        for key in keys - {blank}:
+            os.dup2(blank, key, inheritable=False)
+        if blank not in keys:
+            os.close(blank)
+        self._keep_spare()
+
+    def _close_inherited(self, mine: int) -> None:
+        """Close what does not go over from the supervisor to its guard: a reader that comes later
+        may have the number of one of these as its key, and a reader's descriptor says that the
+        device is in use."""
+        self._guard_fd = self._spare = -1
+        first = 3
+        for kept in sorted((self._filler, self._group, self._listener.fileno(), mine)):
+            os.closerange(first, kept)
+            first = kept + 1
+        os.closerange(first, KEYS_MAX)
 
     def _refuse_unknown(self) -> set[int]:
         """Refuse the readers that a supervisor before this one had read and not noted; returns the
@@ -311,6 +328,18 @@ class _Supervisor:
             return os.stat(self._directory / SOCKET).st_ino != self._bound
         except OSError:
             return False  # the view is out of sight, and in use
+
+    def _is_unused(self) -> bool:
+        """Whether the view was taken out of sight, and nothing but these two processes and agents
+        has the device open any more: only then it can be leased (fcntl(2), F_SETLEASE)."""
+        if self._pending.all() or os.path.lexists(self._directory / SOCKET):
+            return False
+        try:
+            fcntl.fcntl(self._filler, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(self._filler, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError:
+            return False
+        return True
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -416,14 +445,6 @@ def _ready(watched: Sequence[int | socket.socket]) -> list[int | socket.socket]:
     return [numbers[number] for number, _ in poll.poll(1000 * POLL_S)]
 
 
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
 def leave_service() -> None:
     """Leave the control group of the service that started this. Raises OSError where a service
     manager would end this process with the service."""
@@ -449,7 +470,7 @@ def main() -> None:
     and GROUP are descriptors of a supervisor that was killed with its guard."""
     directory, limit_s = Path(sys.argv[1]), float(sys.argv[2])
     held = (int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) == 5 else None
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGIO):
         signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (KEYS_MAX if most < 0 else min(KEYS_MAX, most), most))
