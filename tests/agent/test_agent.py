@@ -8,17 +8,20 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 
+import aiohttp
 import pytest
+from image_site import serve
 from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
+from p2pdist.agent.api.server import make_apps
 from p2pdist.agent.pull import origin as origin_reader
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.origin import INLINE_S, OriginReader
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import BLOB_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, encode_manifest
 from p2pdist.model.messages import PullRequest
@@ -27,6 +30,7 @@ from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.repository.push import push_blob
 from p2pdist.store.blobs.blob import Blob
+from p2pdist.transfer import documents
 from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
 
 PIECE = 64 << 10
@@ -369,3 +373,34 @@ async def test_a_wrong_setting_is_found_before_the_store_is_opened(tmp_path: Pat
         with pytest.raises(P2PDistError):
             Agent(AgentSettings(**settings))  # type: ignore[arg-type]
         assert not (tmp_path / "store").exists()
+
+
+async def test_clients_of_the_network_that_read_no_documents_take_a_share_of_memory(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document is whole in memory once for each client that has yet to read it."""
+    size, silent = 6 << 20, []
+    digest = digest_of(data := os.urandom(size))
+    monkeypatch.setattr(documents, "BYTES_MAX", 3 * size)
+    monkeypatch.setattr(documents, "SECONDS_MAX", 3600.0)
+    await asyncio.to_thread(rig.agent.store.put_document, data)
+    async with AsyncExitStack() as stack:
+        port = await serve(stack, make_apps(rig.agent)[0])
+        path = f"/v1/blobs/{digest}"
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+
+        async def status() -> int:
+            async with http.get(path) as answer:
+                assert answer.status == 503 or await answer.read() == data
+                return answer.status
+
+        async with asyncio.timeout(60):
+            while await status() == 200:
+                assert len(silent) < 10, "no client is refused"
+                _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 12)
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                silent.append(writer)
+            for writer in silent:
+                writer.transport.abort()
+            while await status() != 200:
+                await asyncio.sleep(0.05)

@@ -97,6 +97,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import BlobStore, Usage
 from p2pdist.transfer.connections import address_key, in_use
+from p2pdist.transfer.documents import large_answers
 from p2pdist.transfer.guard import OwnNames, guard
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
@@ -874,7 +875,7 @@ LOCAL_ROUTES = (
 def _application(
     agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str, *middlewares: Middleware
 ) -> web.Application:
-    app = web.Application(middlewares=[problems, *middlewares], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(middlewares=[problems, *middlewares, large_answers()], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[AGENT], app[REGISTRY] = agent, metrics
     serve(app, routes, title=title)
