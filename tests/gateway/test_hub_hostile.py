@@ -150,6 +150,19 @@ async def test_paths_that_cannot_be_read_are_the_mistake_of_the_client(
     assert [entry["path"] for entry in json.loads(good.body)] == ["a.json"], "the connection goes on"
 
 
+@pytest.mark.parametrize("kind", [b"application/json", b"application/x-www-form-urlencoded"])
+async def test_paths_that_are_not_coded_as_they_are_said_to_be_are_the_mistake_of_the_client(
+    site: HubSite, kind: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.hub.repository("org/tiny").commit({"a.json": b"{}"})
+    head = b"POST /hf/api/models/org/tiny/paths-info/main HTTP/1.1\r\nHost: localhost\r\nContent-Type: " + kind
+    reader, writer = await raw(site, head + b"\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\n\r\nnonsense")
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"gzip" in answer
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_a_page_is_given_whatever_stands_in_the_query(site: HubSite, version: bytes) -> None:
     """A character that is none, and no field Host: the next page has an address all the same."""
