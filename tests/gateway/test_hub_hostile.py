@@ -163,6 +163,17 @@ async def test_paths_that_are_not_coded_as_they_are_said_to_be_are_the_mistake_o
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+async def test_paths_that_do_not_arrive_are_not_waited_for_long(site: HubSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their request is one of those that the door answers at once."""
+    site.hub.repository("org/tiny").commit({"a.json": b"{}"})
+    monkeypatch.setattr(door, "BODY_S_MAX", 0.3)
+    head = b"POST /hf/api/models/org/tiny/paths-info/main HTTP/1.1\r\nHost: localhost\r\n"
+    reader, writer = await raw(site, head + b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"did not arrive" in answer
+
+
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_a_page_is_given_whatever_stands_in_the_query(site: HubSite, version: bytes) -> None:
     """A character that is none, and no field Host: the next page has an address all the same."""

@@ -55,6 +55,9 @@ PAGE_MAX = 1000
 PATHS_MAX = 10_000
 """Paths of one request about paths."""
 
+BODY_S_MAX = 30.0
+"""How long such a request may take to arrive: it counts among those that are answered."""
+
 LAST = "\U0010ffff"
 """Comes after every other character."""
 
@@ -266,22 +269,29 @@ class _PathsBody(msgspec.Struct):
 
 async def _paths(request: web.Request) -> list[str]:
     """The paths in the body of a request, which is a form or JSON. Raises UsageError."""
-    paths: list[str] = []
+    try:
+        async with asyncio.timeout(BODY_S_MAX):
+            paths = await _stated_paths(request)
+    except TimeoutError as error:
+        raise UsageError(f"the paths did not arrive within {BODY_S_MAX:g} s") from error
+    if len(paths) > PATHS_MAX:
+        raise UsageError(f"{len(paths)} paths are more than {PATHS_MAX}")
+    return [check_path(path.strip("/")) for path in paths]
+
+
+async def _stated_paths(request: web.Request) -> list[str]:
+    """What a body says, unchecked. Raises UsageError."""
     if request.content_type == JSON_TYPE:
         try:
             stated = msgspec.json.decode(await request.read(), type=_PathsBody).paths
         except UNDECODABLE as error:
             raise UsageError("the body is no JSON with paths") from error
-        paths = [stated] if isinstance(stated, str) else stated
-    else:
-        try:
-            form = await request.post()
-        except (ValueError, LookupError, HttpProcessingError) as error:  # no form, or of a charset that is none
-            raise UsageError("the body is no form with paths") from error
-        paths = [path for path in form.getall("paths", []) if isinstance(path, str)]
-    if len(paths) > PATHS_MAX:
-        raise UsageError(f"{len(paths)} paths are more than {PATHS_MAX}")
-    return [check_path(path.strip("/")) for path in paths]
+        return [stated] if isinstance(stated, str) else stated
+    try:
+        form = await request.post()
+    except (ValueError, LookupError, HttpProcessingError) as error:  # no form, or of a charset that is none
+        raise UsageError("the body is no form with paths") from error
+    return [path for path in form.getall("paths", []) if isinstance(path, str)]
 
 
 def _tree(request: web.Request, asked: HubRequest, commit: str, listed: Listed) -> web.Response:
