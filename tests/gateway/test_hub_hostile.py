@@ -199,7 +199,7 @@ async def test_clients_that_read_nothing_take_a_share_of_memory(site: HubSite, m
         silent.append(await raw(site, f"GET /hf{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()))
         answer = await site.ask(path)
         assert answer.status == 200 or b"have yet to read" in answer.body
-        return answer.status == 503
+        return answer.status == 429
 
     async with asyncio.timeout(300):
         while not await refused():
@@ -214,6 +214,25 @@ async def test_clients_that_read_nothing_take_a_share_of_memory(site: HubSite, m
     async with asyncio.timeout(300):
         while not await given():
             await asyncio.sleep(0.05)
+
+
+async def test_a_small_file_among_too_many_large_answers_is_asked_for_again(
+    site: HubSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients repeat a GET of a file on 429, and fail on 503."""
+    size, silent = 6 << 20, []
+    site.hub.repository("org/tiny").commit({"tokenizer.json": os.urandom(size)})
+    path = "/org/tiny/resolve/main/tokenizer.json"
+    monkeypatch.setattr(door, "BEGIN_S", 600.0)
+    monkeypatch.setattr(documents, "BYTES_MAX", 2 * size)
+    monkeypatch.setattr(documents, "SECONDS_MAX", 3600.0)
+    async with asyncio.timeout(120):
+        while (answer := await site.ask(path)).status == 200:
+            assert len(silent) < 10
+            silent.append(await raw(site, f"GET /hf{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()))
+    for _, writer in silent:
+        writer.transport.abort()
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
 
 
 async def test_what_the_hub_says_of_many_revisions_takes_a_share_of_memory_and_disk(

@@ -28,12 +28,13 @@ from urllib.parse import quote, urlencode
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from p2pdist.gateway.answers import Answers, Interface, Late, Sent, answer_by
 from p2pdist.gateway.huggingface.counts import HubCounts
 from p2pdist.gateway.huggingface.failures import JSON_TYPE, failure_response
 from p2pdist.gateway.huggingface.names import PREFIX, HubRequest, parse_request
-from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError
+from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.hub import (
     HubDirectory,
     HubFile,
@@ -124,10 +125,23 @@ class HubDoor:
     """Answers requests of clients. On the event loop."""
 
     def __init__(self, repositories: Repositories, bodies: Bodies, counts: HubCounts) -> None:
-        self._repositories, self._bodies = repositories, bodies
+        self._repositories, self._bodies, self._counts = repositories, bodies, counts
         self._answers: Answers[HubRequest] = Answers(
             Interface(REQUESTS_MAX, _busy, lambda asked: asked.wanted, counts.answered, self._failed)
         )
+
+    @web.middleware
+    async def failures(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Middleware that answers failures as a hub does where they come from around the door: from
+        the guard, or where large answers are too many."""
+        if not request.path.startswith(f"{PREFIX}/"):
+            return await handler(request)
+        try:
+            return await handler(request)
+        except P2PDistError as error:
+            response = failure_response(error)
+            self._counts.answered("other", response.status, "none")
+            return response
 
     async def read(self, request: web.Request) -> web.StreamResponse:
         """Serve a document or file of a repository of the hub, as the hub does. HF_ENDPOINT of a
