@@ -7,8 +7,9 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, nullcontext
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import aiohttp
@@ -17,7 +18,9 @@ from image_site import serve
 from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
+from p2pdist.agent.api.s3 import make_s3_app
 from p2pdist.agent.api.server import make_apps
+from p2pdist.agent.buckets.settings import BucketSettings, S3Settings
 from p2pdist.agent.pull import origin as origin_reader
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.origin import INLINE_S, OriginReader
@@ -404,3 +407,28 @@ async def test_clients_of_the_network_that_read_no_documents_take_a_share_of_mem
                 writer.transport.abort()
             while await status() != 200:
                 await asyncio.sleep(0.05)
+
+
+async def test_an_object_that_is_a_blob_has_a_time_as_all_objects_do(rig: Rig) -> None:
+    """The AWS command line and minio-go copy no object whose head has none."""
+    digest = await rig.publish(rig.data)
+    settings = S3Settings((BucketSettings("blobs", blobs=((b"a/weights", digest),)),))
+    async with AsyncExitStack() as stack:
+        port = await serve(stack, make_s3_app(rig.agent, settings))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        async with http.head("/blobs/a/weights") as head, http.get("/blobs?list-type=2") as listing:
+            modified, listed = parsedate_to_datetime(head.headers["Last-Modified"]), await listing.text()
+        assert f"<LastModified>{modified:%Y-%m-%dT%H:%M:%S}.000Z</LastModified>" in listed
+        assert abs(time.time() - modified.timestamp()) < 600, "a key of other settings may have named another blob"
+        getting = asyncio.create_task(_whole(http, "/blobs/a/weights"))
+        await until(lambda: digest in rig.agent.registry._fetching)
+        rig.plan_origin(digest)
+        body, headers = await getting
+        assert (body, headers["Last-Modified"]) == (rig.data, head.headers["Last-Modified"])
+        since = {"If-Modified-Since": head.headers["Last-Modified"]}
+        assert (await _whole(http, "/blobs/a/weights", **since))[0] == b""
+
+
+async def _whole(http: aiohttp.ClientSession, path: str, **fields: str) -> tuple[bytes, Mapping[str, str]]:
+    async with http.get(path, headers=fields) as answer:
+        return await answer.read(), answer.headers
