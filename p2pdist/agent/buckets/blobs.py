@@ -19,6 +19,7 @@ from aiohttp import web
 
 from p2pdist.agent.bodies import BlobBodies, Brought, demanded
 from p2pdist.agent.buckets.package import IDLE_S, BucketContext
+from p2pdist.agent.pull.trees import together
 from p2pdist.gateway.answers import Sent
 from p2pdist.gateway.s3.contract import ObjectInfo, Objects
 from p2pdist.model.digest import Digest
@@ -125,7 +126,7 @@ class OriginBlobs:
     async def blobs(self) -> Mapping[bytes, NamedBlob]:
         """Those of the blobs that the origin has. One that it lacks is looked for again."""
         missing = [digest for digest in set(self._digests.values()) if digest not in self._known]
-        await asyncio.gather(*map(self._describe, missing))
+        await together(map(self._describe, missing))  # none goes on for a request that has failed
         return {key: self._known[digest] for key, digest in self._digests.items() if digest in self._known}
 
     async def _describe(self, digest: Digest) -> None:
