@@ -687,6 +687,29 @@ async def test_a_credential_counts_where_the_registry_asks_for_one(odd: Odd, ask
     assert await upstream_lets(parse_upstream(odd.address), name, "manifests/v1", user="u", secret="any") is asks
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_a_credential_counts_for_a_blob_whose_storage_takes_gets_alone(odd: Odd, allowed: bool) -> None:
+    """Addresses of storage are signed for one method. What the registry refuses stays refused."""
+    digest = digest_of(blob := b"content of the blob")
+
+    async def storage(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=403) if request.method == "HEAD" else await odd._blob(request, blob)
+
+    async def redirects(request: web.Request) -> web.StreamResponse:
+        if "Authorization" not in request.headers:
+            return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
+        if not allowed:
+            return web.Response(status=403)
+        other = odd.address.replace("127.0.0.1", "localhost")
+        return web.Response(status=307, headers={"Location": f"http://{other}/storage"})
+
+    odd.answers |= {"storage": storage, digest: redirects}
+    name = image_name(odd.address, "team/app")
+    path = f"blobs/{digest}"
+    assert await upstream_lets(parse_upstream(odd.address), name, path, user="u", secret="any") is allowed
+    assert odd.bytes_sent <= 1
+
+
 async def test_storage_behind_a_redirect_gets_no_token(odd: Odd, opened: Opens) -> None:
     seen: list[str | None] = []
     digest = digest_of(blob := b"content of the blob")
