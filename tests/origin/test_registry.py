@@ -340,6 +340,34 @@ async def test_uploads_are_sent_nowhere_else(odd: Any, tmp_path: Path) -> None:
         await (await odd(handler)).write_blob(DIGEST, path)
 
 
+@pytest.mark.parametrize("there", [True, False])
+async def test_an_upload_whose_last_answer_was_lost_has_ended(odd: Any, tmp_path: Path, there: bool) -> None:
+    """A proxy gave up on a registry that took its time, and the registry knows the upload no
+    more."""
+    ends = 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal ends
+        place = {"Location": "/v2/team/packages/blobs/uploads/1"}
+        match request.method:
+            case "POST" | "PATCH":
+                return web.Response(status=202, headers=place)
+            case "PUT":
+                ends += 1
+                return web.Response(status=504 if ends == 1 else 404)
+        return web.Response(status=200 if there and ends else 404, body=BLOB)
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    origin = await odd(handler)
+    if there:
+        assert await origin.write_blob(DIGEST, path) == len(BLOB)
+    else:
+        with pytest.raises(NotFound):
+            await origin.write_blob(DIGEST, path)
+    assert ends == 2
+
+
 async def test_more_than_a_document_may_hold_is_not_read(odd: Any) -> None:
     from p2pdist.model.errors import TooLarge
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from yarl import URL
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import P2PDistError
+from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.origin.registry.client import RegistryClient
 from p2pdist.origin.registry.names import RepositoryNames
 
@@ -64,17 +64,27 @@ class Upload:
             return self.names.location(response.headers.get("Location", ""))
 
     async def end(self, upload: URL, digest: Digest) -> None:
-        """All bytes are sent; the registry verifies them."""
+        """All bytes are sent; the registry verifies them, which may take longer than the client or
+        a proxy waits: an upload that it does not know any more may have ended."""
         headers = {"Content-Length": "0"}
-        async with self.client.request(
-            "PUT",
-            upload,
-            self.names.scope("pull,push"),
-            params={"digest": str(digest)},
-            headers=headers,
-            expect=frozenset({201}),
-        ):
-            pass
+        try:
+            async with self.client.request(
+                "PUT",
+                upload,
+                self.names.scope("pull,push"),
+                params={"digest": str(digest)},
+                headers=headers,
+                expect=frozenset({201}),
+            ):
+                pass
+        except NotFound:
+            if not await self._has(digest):
+                raise
+
+    async def _has(self, digest: Digest) -> bool:
+        path, expect = self.names.path(f"blobs/{digest}"), frozenset({200, 404})
+        async with self.client.request("HEAD", path, self.names.scope("pull,push"), expect=expect) as response:
+            return response.status == 200
 
     async def put_manifest(self, target: str, media_type: str, data: bytes) -> None:
         """Send a manifest under a tag or its digest; what it names must be there."""
