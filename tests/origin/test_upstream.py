@@ -838,6 +838,27 @@ async def test_a_registry_without_ranges_sends_a_blob_once_to_all_readers(odd: O
         await repository.read_range(digest, len(blob) - 5, 10)
 
 
+async def test_a_registry_without_ranges_that_stops_in_the_middle_is_said_to(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdist.origin.registry.client.READ_TIMEOUT_S", 0.3)
+    digest, over = digest_of(b"stops"), asyncio.Event()
+
+    async def stops(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.content_length = 100_000
+        await response.prepare(request)
+        await response.write(bytes(1000))
+        await over.wait()
+        return response
+
+    odd.answers[digest] = stops
+    with pytest.raises(Unavailable, match="broke off: no answer in time") as caught:
+        await opened(odd.address).repository("team/app").read_range(digest, 0, 5000)
+    assert caught.value.remedy
+    over.set()
+
+
 async def test_the_size_of_a_blob_is_found_where_head_is_not_allowed(odd: Odd, opened: Opens) -> None:
     """Storage behind a redirect may take signed GETs alone."""
     digest = digest_of(blob := bytes(5000))

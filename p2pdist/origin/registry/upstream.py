@@ -24,7 +24,16 @@ from aiohttp import ClientResponse
 from yarl import URL
 
 from p2pdist.model.digest import EMPTY_DIGEST, Digest, digest_of, hex_of, is_digest, parse_digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.errors import (
+    Corrupt,
+    NotFound,
+    P2PDistError,
+    Refused,
+    TooLarge,
+    Unavailable,
+    UsageError,
+    unreached,
+)
 from p2pdist.model.image import ImageName, image_name, is_tag
 from p2pdist.model.image_manifest import (
     ACCEPTED_TYPES,
@@ -415,15 +424,14 @@ class _WholeRead:
                         continue
                     idle.reschedule(None)
                     await self._advance()
-        except TimeoutError:
-            pass
         except P2PDistError as error:
             failure = error
         except Exception as error:
-            failure = Unavailable(
-                f"{self._repository.name}: reading {self._digest} broke off: {str(error) or type(error).__name__}",
-                remedy="Try again",
-            )
+            if not idle.expired():
+                why = unreached(error)
+                failure = Unavailable(
+                    f"{self._repository.name}: reading {self._digest} broke off: {why}", remedy="Try again"
+                )
         finally:
             self._ended()
             for _, _, waiter in self._waiting:
