@@ -838,6 +838,37 @@ async def test_a_registry_without_ranges_sends_a_blob_once_to_all_readers(odd: O
         await repository.read_range(digest, len(blob) - 5, 10)
 
 
+async def test_readers_of_one_blob_for_two_images_share_a_response_that_is_whole(odd: Odd, opened: Opens) -> None:
+    """Both find out at one moment that the registry ignores ranges."""
+    blob = os.urandom(3 << 20)
+    odd.blobs[digest := digest_of(blob)] = blob
+    odd.ranges, registry = False, opened(odd.address)
+    images = [registry.repository(name) for name in ("team/app", "team/other")]
+    parts = await asyncio.gather(*(image.read_range(digest, 1000, 5000) for image in images))
+    assert parts == [blob[1000:6000]] * 2
+    assert [await image.read_range(digest, 2 << 20, 10) for image in images] == [blob[2 << 20 : (2 << 20) + 10]] * 2
+
+
+async def test_a_registry_that_ignored_a_range_once_is_asked_for_ranges_again(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been a proxy on the way, or one machine of many."""
+    blobs = {digest_of(blob): blob for blob in (os.urandom(1 << 20), os.urandom(1 << 20))}
+    odd.blobs |= blobs
+    odd.ranges, repository = False, opened(odd.address).repository("team/app")
+    for digest, blob in blobs.items():
+        assert await repository.read_range(digest, 5000, 10) == blob[5000:5010]
+    assert repository.ranges is False and odd.count("GET", "blobs") == 2
+    odd.ranges = True
+    for digest, blob in blobs.items():  # responses that are under way go on
+        assert await repository.read_range(digest, 7000, 10) == blob[7000:7010]
+    assert repository.ranges is False and odd.count("GET", "blobs") == 2
+    monkeypatch.setattr("p2pdist.origin.registry.upstream.RANGES_AGAIN_S", 0.0)
+    for digest, blob in blobs.items():
+        assert await repository.read_range(digest, 9000, 10) == blob[9000:9010]
+    assert repository.ranges is True and odd.count("GET", "blobs") == 4
+
+
 async def test_a_registry_without_ranges_that_stops_in_the_middle_is_said_to(
     odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
