@@ -432,3 +432,27 @@ async def test_an_object_that_is_a_blob_has_a_time_as_all_objects_do(rig: Rig) -
 async def _whole(http: aiohttp.ClientSession, path: str, **fields: str) -> tuple[bytes, Mapping[str, str]]:
     async with http.get(path, headers=fields) as answer:
         return await answer.read(), answer.headers
+
+
+async def test_a_document_is_given_by_ranges_and_conditions_as_all_blobs_are(rig: Rig) -> None:
+    digest = digest_of(data := bytes(range(100)))
+    await asyncio.to_thread(rig.agent.store.put_document, data)
+    tag, other = f'"{digest}"', '"other"'
+    async with AsyncExitStack() as stack:
+        port = await serve(stack, make_apps(rig.agent)[0])
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+
+        async def ask(method: str = "GET", **fields: str) -> tuple[int, bytes, str, str]:
+            headers = {name.replace("_", "-"): value for name, value in fields.items()}
+            async with http.request(method, f"/v1/blobs/{digest}", headers=headers) as answer:
+                body, head = await answer.read(), answer.headers
+                return answer.status, body, head.get("Content-Range", ""), head.get("ETag", "")
+
+        assert await ask() == await ask(If_Match=tag) == await ask(Range="bytes=5-1") == (200, data, "", tag)
+        assert await ask(Range="bytes=90-") == (206, data[90:], "bytes 90-99/100", tag)
+        assert await ask(Range="bytes=-3", If_Range=tag) == (206, data[97:], "bytes 97-99/100", tag)
+        assert await ask(Range="bytes=-3", If_Range=other) == (200, data, "", tag)
+        assert (await ask(Range="bytes=100-"))[::2] == (416, "bytes */100")
+        assert await ask(If_None_Match=f"{other}, {tag}") == (304, b"", "", tag)
+        assert (await ask(If_Match=other))[0] == 412
+        assert await ask("HEAD") == (200, b"", "", tag)
