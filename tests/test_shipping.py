@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -407,3 +408,13 @@ def test_services_have_few_rights(installed: Path) -> None:
     added.mkdir()
     shutil.copy(UNITS / "no-mounts.conf", added)
     assert exposure(agent) <= 2.5, "the drop-in for agents that mount nothing closes what it can"
+
+
+def test_the_least_aiohttp_that_is_asked_for_has_what_sessions_use() -> None:
+    """An environment may be held to it by another package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (least,) = [found[1] for text in project["dependencies"] if (found := re.match(r"aiohttp>=([0-9.]+)", text))]
+    sources = [(ROOT / path).read_text() for path in ("p2pdist/transfer/input.py", "tracker/http/sessions.py")]
+    since_3_14 = ("WSMessageTextBytes", "decode_text")
+    assert all(any(name in source for source in sources) for name in since_3_14), "then an earlier one may do"
+    assert tuple(map(int, least.split("."))) >= (3, 14)

@@ -3,7 +3,8 @@ are answered at once, the count of what became of each, and how long a client wa
 
 Every request is counted once, under what it asked for and what became of it, also where it fails or
 its client goes away. A request is answered where it is asked for: exceptions of handlers become
-answers here, so that the next middleware sees none.
+answers here, so that the next middleware sees none, but for a body that cannot be read: after such
+a request its connection ends (p2pdist/transfer/problems.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from p2pdist.model.errors import Unavailable
 
@@ -88,6 +90,9 @@ class Answers(Generic[Asked]):
             sent = await give(request, asked)
         except asyncio.CancelledError:
             interface.count(kind, 200, "none", whole=False)
+            raise
+        except (web.RequestPayloadError, HttpProcessingError):
+            interface.count(kind, 400, "none", whole=True)
             raise
         except Exception as error:
             response = interface.failed(request, error, asked)

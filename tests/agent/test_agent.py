@@ -7,18 +7,24 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, nullcontext
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+import aiohttp
 import pytest
+from image_site import serve
 from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
+from p2pdist.agent.api.s3 import make_s3_app
+from p2pdist.agent.api.server import make_apps
+from p2pdist.agent.buckets.settings import BucketSettings, S3Settings
 from p2pdist.agent.pull import origin as origin_reader
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.origin import INLINE_S, OriginReader
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import BLOB_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, encode_manifest
 from p2pdist.model.messages import PullRequest
@@ -27,6 +33,7 @@ from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.repository.push import push_blob
 from p2pdist.store.blobs.blob import Blob
+from p2pdist.transfer import documents
 from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
 
 PIECE = 64 << 10
@@ -369,3 +376,83 @@ async def test_a_wrong_setting_is_found_before_the_store_is_opened(tmp_path: Pat
         with pytest.raises(P2PDistError):
             Agent(AgentSettings(**settings))  # type: ignore[arg-type]
         assert not (tmp_path / "store").exists()
+
+
+async def test_clients_of_the_network_that_read_no_documents_take_a_share_of_memory(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document is whole in memory once for each client that has yet to read it."""
+    size, silent = 6 << 20, []
+    digest = digest_of(data := os.urandom(size))
+    monkeypatch.setattr(documents, "BYTES_MAX", 3 * size)
+    monkeypatch.setattr(documents, "SECONDS_MAX", 3600.0)
+    await asyncio.to_thread(rig.agent.store.put_document, data)
+    async with AsyncExitStack() as stack:
+        port = await serve(stack, make_apps(rig.agent)[0])
+        path = f"/v1/blobs/{digest}"
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+
+        async def status() -> int:
+            async with http.get(path) as answer:
+                assert answer.status == 503 or await answer.read() == data
+                return answer.status
+
+        async with asyncio.timeout(60):
+            while await status() == 200:
+                assert len(silent) < 10, "no client is refused"
+                _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 12)
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                silent.append(writer)
+            for writer in silent:
+                writer.transport.abort()
+            while await status() != 200:
+                await asyncio.sleep(0.05)
+
+
+async def test_an_object_that_is_a_blob_has_a_time_as_all_objects_do(rig: Rig) -> None:
+    """The AWS command line and minio-go copy no object whose head has none."""
+    digest = await rig.publish(rig.data)
+    settings = S3Settings((BucketSettings("blobs", blobs=((b"a/weights", digest),)),))
+    async with AsyncExitStack() as stack:
+        port = await serve(stack, make_s3_app(rig.agent, settings))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        async with http.head("/blobs/a/weights") as head, http.get("/blobs?list-type=2") as listing:
+            modified, listed = parsedate_to_datetime(head.headers["Last-Modified"]), await listing.text()
+        assert f"<LastModified>{modified:%Y-%m-%dT%H:%M:%S}.000Z</LastModified>" in listed
+        assert abs(time.time() - modified.timestamp()) < 600, "a key of other settings may have named another blob"
+        getting = asyncio.create_task(_whole(http, "/blobs/a/weights"))
+        await until(lambda: digest in rig.agent.registry._fetching)
+        rig.plan_origin(digest)
+        body, headers = await getting
+        assert (body, headers["Last-Modified"]) == (rig.data, head.headers["Last-Modified"])
+        since = {"If-Modified-Since": head.headers["Last-Modified"]}
+        assert (await _whole(http, "/blobs/a/weights", **since))[0] == b""
+
+
+async def _whole(http: aiohttp.ClientSession, path: str, **fields: str) -> tuple[bytes, Mapping[str, str]]:
+    async with http.get(path, headers=fields) as answer:
+        return await answer.read(), answer.headers
+
+
+async def test_a_document_is_given_by_ranges_and_conditions_as_all_blobs_are(rig: Rig) -> None:
+    digest = digest_of(data := bytes(range(100)))
+    await asyncio.to_thread(rig.agent.store.put_document, data)
+    tag, other = f'"{digest}"', '"other"'
+    async with AsyncExitStack() as stack:
+        port = await serve(stack, make_apps(rig.agent)[0])
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+
+        async def ask(method: str = "GET", **fields: str) -> tuple[int, bytes, str, str]:
+            headers = {name.replace("_", "-"): value for name, value in fields.items()}
+            async with http.request(method, f"/v1/blobs/{digest}", headers=headers) as answer:
+                body, head = await answer.read(), answer.headers
+                return answer.status, body, head.get("Content-Range", ""), head.get("ETag", "")
+
+        assert await ask() == await ask(If_Match=tag) == await ask(Range="bytes=5-1") == (200, data, "", tag)
+        assert await ask(Range="bytes=90-") == (206, data[90:], "bytes 90-99/100", tag)
+        assert await ask(Range="bytes=-3", If_Range=tag) == (206, data[97:], "bytes 97-99/100", tag)
+        assert await ask(Range="bytes=-3", If_Range=other) == (200, data, "", tag)
+        assert (await ask(Range="bytes=100-"))[::2] == (416, "bytes */100")
+        assert await ask(If_None_Match=f"{other}, {tag}") == (304, b"", "", tag)
+        assert (await ask(If_Match=other))[0] == 412
+        assert await ask("HEAD") == (200, b"", "", tag)

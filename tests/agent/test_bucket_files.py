@@ -1,16 +1,21 @@
-"""The files that a package shows as objects: overlays, links, and names that are no keys."""
+"""What buckets have: the files that a package shows as objects, with overlays, links, and names
+that are no keys; and blobs that settings name."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from p2pdist.agent.buckets.blobs import DESCRIBED_AT_ONCE, OriginBlobs
 from p2pdist.agent.buckets.files import PackageFiles, files_of
 from p2pdist.agent.buckets.settings import BucketSettings, parse_bucket, s3_settings
 from p2pdist.gateway.s3.signatures import AccessKey
-from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import UsageError
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.manifest import Reference
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, content_hash
 
@@ -135,3 +140,23 @@ def test_secrets_that_others_may_read_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_bucket_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_bucket(text)
+
+
+async def test_nothing_is_looked_up_any_more_for_a_request_that_has_failed() -> None:
+    """The requests after it would wait behind all of that, and each would leave as much again."""
+    asked: list[Digest] = []
+
+    async def describe(digest: Digest) -> None:
+        asked.append(digest)
+        await asyncio.sleep(0)
+        raise Unavailable("the origin does not answer")
+
+    context: Any = SimpleNamespace(registry=SimpleNamespace(describe=describe))
+    blobs = OriginBlobs({b"%d" % number: digest_of(b"%d" % number) for number in range(1000)}, context)
+    tasks = len(asyncio.all_tasks())
+    for _ in range(3):
+        asked.clear()
+        with pytest.raises(Unavailable):
+            await blobs.blobs()
+        assert len(asked) <= 2 * DESCRIBED_AT_ONCE
+        assert len(asyncio.all_tasks()) == tasks

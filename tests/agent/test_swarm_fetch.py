@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import random
+import resource
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 from formats_rig import torrent_info
 from waits import until
 
+from p2pdist.agent.bittorrent import service
 from p2pdist.agent.pull import streams
 from p2pdist.agent.pull.blob import TICK_S, BlobPull
 from p2pdist.agent.uplink import Uplink
@@ -233,3 +237,32 @@ async def test_a_pull_that_ends_waits_for_its_transfer(make: Callable[[str], Rig
     with pytest.raises(Unavailable, match="the agent stops"):
         await asyncio.wait_for(pull.done, 60)
     assert not rig.context.writers, "nothing is begun any more"
+
+
+async def test_a_peer_that_cannot_be_taken_for_want_of_descriptors_is_taken_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else listens at the port before BitTorrent runs."""
+    monkeypatch.setattr(service, "ACCEPT_PAUSE_S", 0.05)
+    listener, started = service.LazyListener("127.0.0.1", 0), asyncio.Event()
+
+    async def start() -> None:
+        listener.close()
+        started.set()
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as peer:
+        taken = os.dup(0)
+        os.close(taken)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken, hard))
+        try:
+            listener.wait(start)
+            peer.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", listener.port))
+            await asyncio.sleep(0.2)
+            assert not started.is_set()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        async with asyncio.timeout(30):
+            await started.wait()
+    await listener.stop()

@@ -150,6 +150,30 @@ async def test_paths_that_cannot_be_read_are_the_mistake_of_the_client(
     assert [entry["path"] for entry in json.loads(good.body)] == ["a.json"], "the connection goes on"
 
 
+@pytest.mark.parametrize("kind", [b"application/json", b"application/x-www-form-urlencoded"])
+async def test_paths_that_are_not_coded_as_they_are_said_to_be_are_the_mistake_of_the_client(
+    site: HubSite, kind: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.hub.repository("org/tiny").commit({"a.json": b"{}"})
+    head = b"POST /hf/api/models/org/tiny/paths-info/main HTTP/1.1\r\nHost: localhost\r\nContent-Type: " + kind
+    reader, writer = await raw(site, head + b"\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\n\r\nnonsense")
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"gzip" in answer
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_paths_that_do_not_arrive_are_not_waited_for_long(site: HubSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their request is one of those that the door answers at once."""
+    site.hub.repository("org/tiny").commit({"a.json": b"{}"})
+    monkeypatch.setattr(door, "BODY_S_MAX", 0.3)
+    head = b"POST /hf/api/models/org/tiny/paths-info/main HTTP/1.1\r\nHost: localhost\r\n"
+    reader, writer = await raw(site, head + b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"did not arrive" in answer
+
+
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_a_page_is_given_whatever_stands_in_the_query(site: HubSite, version: bytes) -> None:
     """A character that is none, and no field Host: the next page has an address all the same."""
@@ -175,7 +199,7 @@ async def test_clients_that_read_nothing_take_a_share_of_memory(site: HubSite, m
         silent.append(await raw(site, f"GET /hf{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()))
         answer = await site.ask(path)
         assert answer.status == 200 or b"have yet to read" in answer.body
-        return answer.status == 503
+        return answer.status == 429
 
     async with asyncio.timeout(300):
         while not await refused():
@@ -190,6 +214,25 @@ async def test_clients_that_read_nothing_take_a_share_of_memory(site: HubSite, m
     async with asyncio.timeout(300):
         while not await given():
             await asyncio.sleep(0.05)
+
+
+async def test_a_small_file_among_too_many_large_answers_is_asked_for_again(
+    site: HubSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients repeat a GET of a file on 429, and fail on 503."""
+    size, silent = 6 << 20, []
+    site.hub.repository("org/tiny").commit({"tokenizer.json": os.urandom(size)})
+    path = "/org/tiny/resolve/main/tokenizer.json"
+    monkeypatch.setattr(door, "BEGIN_S", 600.0)
+    monkeypatch.setattr(documents, "BYTES_MAX", 2 * size)
+    monkeypatch.setattr(documents, "SECONDS_MAX", 3600.0)
+    async with asyncio.timeout(120):
+        while (answer := await site.ask(path)).status == 200:
+            assert len(silent) < 10
+            silent.append(await raw(site, f"GET /hf{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()))
+    for _, writer in silent:
+        writer.transport.abort()
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
 
 
 async def test_what_the_hub_says_of_many_revisions_takes_a_share_of_memory_and_disk(

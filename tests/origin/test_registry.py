@@ -340,6 +340,101 @@ async def test_uploads_are_sent_nowhere_else(odd: Any, tmp_path: Path) -> None:
         await (await odd(handler)).write_blob(DIGEST, path)
 
 
+@pytest.mark.parametrize("knows", ["all", "some", "none"])
+async def test_an_upload_that_breaks_off_goes_on_where_the_registry_has_it(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows: str
+) -> None:
+    """What breaks it off may have come before the registry took a chunk or after, and the registry
+    may have lost all of it."""
+    monkeypatch.setattr("p2pdist.origin.registry.origin.CHUNK_BYTES", 5000)
+    monkeypatch.setattr("p2pdist.origin.registry.upload.CHUNK_PAUSE_S", 0.01)
+    uploads: list[bytearray] = []
+    breaks, told = {5000, 10_000}, 0
+
+    async def handler(request: web.Request) -> web.Response:
+        place = {"Location": f"/v2/team/packages/blobs/uploads/{len(uploads)}"}
+        match request.method:
+            case "POST":
+                uploads.append(bytearray())
+                return web.Response(status=202, headers={"Location": f"{place['Location'][:-1]}{len(uploads)}"})
+            case "GET":
+                if knows == "none":
+                    return web.Response(status=404)
+                return web.Response(status=204, headers={**place, "Range": f"0-{max(0, len(uploads[-1]) - 1)}"})
+            case "PATCH":
+                start = int(request.headers["Content-Range"].partition("-")[0])
+                assert start == len(uploads[-1]), "out of order"
+                broken = start in breaks
+                breaks.discard(start)
+                if knows == "all" or not broken:
+                    uploads[-1] += await request.read()
+                return web.Response(status=502 if broken else 202, headers=place)
+            case "PUT":
+                return web.Response(status=201 if uploads[-1] == BLOB else 400)
+        return web.Response(status=404)
+
+    def sent(length: int) -> None:
+        nonlocal told
+        told += length
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    origin = await odd(handler)
+    assert await origin.write_blob(DIGEST, path, on_bytes=sent) == told == len(BLOB)
+    assert len(uploads) == (3 if knows == "none" else 1)
+    breaks.add(5000)
+    assert await origin.write_document(BLOB) == DIGEST, "documents as well"
+    assert bytes(uploads[-1]) == BLOB
+
+
+async def test_a_registry_that_takes_no_chunk_is_left_after_some_tries(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdist.origin.registry.upload.CHUNK_PAUSE_S", 0.01)
+    chunks = 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal chunks
+        chunks += request.method == "PATCH"
+        statuses = {"POST": 202, "GET": 204, "PATCH": 503}
+        place = {"Location": "/v2/team/packages/blobs/uploads/1", "Range": "0-0"}
+        return web.Response(status=statuses.get(request.method, 404), headers=place)
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    with pytest.raises(Unavailable, match="503"):
+        await (await odd(handler)).write_blob(DIGEST, path)
+    assert chunks == 4
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_an_upload_whose_last_answer_was_lost_has_ended(odd: Any, tmp_path: Path, there: bool) -> None:
+    """A proxy gave up on a registry that took its time, and the registry knows the upload no
+    more."""
+    ends = 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal ends
+        place = {"Location": "/v2/team/packages/blobs/uploads/1"}
+        match request.method:
+            case "POST" | "PATCH":
+                return web.Response(status=202, headers=place)
+            case "PUT":
+                ends += 1
+                return web.Response(status=504 if ends == 1 else 404)
+        return web.Response(status=200 if there and ends else 404, body=BLOB)
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    origin = await odd(handler)
+    if there:
+        assert await origin.write_blob(DIGEST, path) == len(BLOB)
+    else:
+        with pytest.raises(NotFound):
+            await origin.write_blob(DIGEST, path)
+    assert ends == 2
+
+
 async def test_more_than_a_document_may_hold_is_not_read(odd: Any) -> None:
     from p2pdist.model.errors import TooLarge
 

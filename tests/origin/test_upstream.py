@@ -687,6 +687,29 @@ async def test_a_credential_counts_where_the_registry_asks_for_one(odd: Odd, ask
     assert await upstream_lets(parse_upstream(odd.address), name, "manifests/v1", user="u", secret="any") is asks
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_a_credential_counts_for_a_blob_whose_storage_takes_gets_alone(odd: Odd, allowed: bool) -> None:
+    """Addresses of storage are signed for one method. What the registry refuses stays refused."""
+    digest = digest_of(blob := b"content of the blob")
+
+    async def storage(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=403) if request.method == "HEAD" else await odd._blob(request, blob)
+
+    async def redirects(request: web.Request) -> web.StreamResponse:
+        if "Authorization" not in request.headers:
+            return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
+        if not allowed:
+            return web.Response(status=403)
+        other = odd.address.replace("127.0.0.1", "localhost")
+        return web.Response(status=307, headers={"Location": f"http://{other}/storage"})
+
+    odd.answers |= {"storage": storage, digest: redirects}
+    name = image_name(odd.address, "team/app")
+    path = f"blobs/{digest}"
+    assert await upstream_lets(parse_upstream(odd.address), name, path, user="u", secret="any") is allowed
+    assert odd.bytes_sent <= 1
+
+
 async def test_storage_behind_a_redirect_gets_no_token(odd: Odd, opened: Opens) -> None:
     seen: list[str | None] = []
     digest = digest_of(blob := b"content of the blob")
@@ -813,6 +836,58 @@ async def test_a_registry_without_ranges_sends_a_blob_once_to_all_readers(odd: O
     assert await repository.read_range(digest, 5, 10) == blob[5:15]
     with pytest.raises(Corrupt):
         await repository.read_range(digest, len(blob) - 5, 10)
+
+
+async def test_readers_of_one_blob_for_two_images_share_a_response_that_is_whole(odd: Odd, opened: Opens) -> None:
+    """Both find out at one moment that the registry ignores ranges."""
+    blob = os.urandom(3 << 20)
+    odd.blobs[digest := digest_of(blob)] = blob
+    odd.ranges, registry = False, opened(odd.address)
+    images = [registry.repository(name) for name in ("team/app", "team/other")]
+    parts = await asyncio.gather(*(image.read_range(digest, 1000, 5000) for image in images))
+    assert parts == [blob[1000:6000]] * 2
+    assert [await image.read_range(digest, 2 << 20, 10) for image in images] == [blob[2 << 20 : (2 << 20) + 10]] * 2
+
+
+async def test_a_registry_that_ignored_a_range_once_is_asked_for_ranges_again(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been a proxy on the way, or one machine of many."""
+    blobs = {digest_of(blob): blob for blob in (os.urandom(1 << 20), os.urandom(1 << 20))}
+    odd.blobs |= blobs
+    odd.ranges, repository = False, opened(odd.address).repository("team/app")
+    for digest, blob in blobs.items():
+        assert await repository.read_range(digest, 5000, 10) == blob[5000:5010]
+    assert repository.ranges is False and odd.count("GET", "blobs") == 2
+    odd.ranges = True
+    for digest, blob in blobs.items():  # responses that are under way go on
+        assert await repository.read_range(digest, 7000, 10) == blob[7000:7010]
+    assert repository.ranges is False and odd.count("GET", "blobs") == 2
+    monkeypatch.setattr("p2pdist.origin.registry.upstream.RANGES_AGAIN_S", 0.0)
+    for digest, blob in blobs.items():
+        assert await repository.read_range(digest, 9000, 10) == blob[9000:9010]
+    assert repository.ranges is True and odd.count("GET", "blobs") == 4
+
+
+async def test_a_registry_without_ranges_that_stops_in_the_middle_is_said_to(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdist.origin.registry.client.READ_TIMEOUT_S", 0.3)
+    digest, over = digest_of(b"stops"), asyncio.Event()
+
+    async def stops(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.content_length = 100_000
+        await response.prepare(request)
+        await response.write(bytes(1000))
+        await over.wait()
+        return response
+
+    odd.answers[digest] = stops
+    with pytest.raises(Unavailable, match="broke off: no answer in time") as caught:
+        await opened(odd.address).repository("team/app").read_range(digest, 0, 5000)
+    assert caught.value.remedy
+    over.set()
 
 
 async def test_the_size_of_a_blob_is_found_where_head_is_not_allowed(odd: Odd, opened: Opens) -> None:

@@ -111,9 +111,13 @@ def _small(request: web.Request, data: bytes, headers: Mapping[str, str]) -> web
 _ERRORS = tuple(Answer(HubErrorDocument, status) for status in (400, 401, 403, 404, 416, 429, 502, 503))
 
 
-def hub_routes(agent: Agent) -> tuple[Route, ...]:
-    """The routes of the door."""
-    door = HubDoor(AgentRepositories(agent), FileBodies(agent), agent.doored)
+def make_door(agent: Agent) -> HubDoor:
+    """The door of an agent."""
+    return HubDoor(AgentRepositories(agent), FileBodies(agent), agent.doored)
+
+
+def hub_routes(door: HubDoor) -> tuple[Route, ...]:
+    """The routes of a door."""
     path = PREFIX + "/{path:.+}"
     return (
         Route(

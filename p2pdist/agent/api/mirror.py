@@ -20,7 +20,7 @@ from prometheus_client.core import Metric
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.counters import counter_family
 from p2pdist.agent.api.guard import serving
-from p2pdist.agent.api.hub import hub_routes
+from p2pdist.agent.api.hub import hub_routes, make_door
 from p2pdist.agent.bodies import BYTES_TYPE, BlobBodies, Brought, counting, demanded
 from p2pdist.agent.images.credentials import upstream_lets
 from p2pdist.agent.pull.blob import BlobPull, Body
@@ -243,15 +243,15 @@ def make_mirror(agent: Agent, *, loopback: bool) -> Mirror:
 
 def make_mirror_app(agent: Agent) -> web.Application:
     """The application for the mirror's own port on loopback, in plain."""
-    mirror = make_mirror(agent, loopback=True)
+    mirror, door = make_mirror(agent, loopback=True), make_door(agent)
     identify = image_identities(agent, loopback=True)
     app = web.Application(
-        middlewares=[problems, mirror.failures, guard(identify, names=OwnNames()), large_answers()],
+        middlewares=[problems, mirror.failures, door.failures, guard(identify, names=OwnNames()), large_answers()],
         client_max_size=BODY_BYTES_MAX,
     )
     app.on_response_prepare.append(name_request)
     title = "p2pdist agent, as a mirror of container registries and a door to a hub of models"
-    serve(app, (*mirror_routes(mirror), *hub_routes(agent)), title=title)
+    serve(app, (*mirror_routes(mirror), *hub_routes(door)), title=title)
     return app
 
 

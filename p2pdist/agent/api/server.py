@@ -97,11 +97,12 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import BlobStore, Usage
 from p2pdist.transfer.connections import address_key, in_use
+from p2pdist.transfer.documents import large_answers
 from p2pdist.transfer.guard import OwnNames, guard
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
-from p2pdist.transfer.stream.ranges import Unsatisfiable, parse_range, serve_range
+from p2pdist.transfer.stream.ranges import Unsatisfiable, document_response, parse_range, serve_range
 from p2pdist.transfer.stream.server import read_stream_request, serve_stream
 
 BODY_BYTES_MAX = 1 << 20
@@ -423,10 +424,11 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
     if flow is not None:
         _require_given(agent, digest)
     if small is not None:
-        if small and flow is not None:
-            await flow.wait(len(small))
-            flow.block_sent(len(small))
-        return web.Response(body=small, headers={"ETag": f'"{digest}"'}, content_type="application/octet-stream")
+        response = document_response(request, digest, small)
+        if flow is not None and request.method == "GET" and (length := response.content_length):
+            await flow.wait(length)
+            flow.block_sent(length)
+        return response
     blob, fetching = agent.store.get(digest), None
     if blob is None or not blob.complete:
         if request.method == "HEAD":
@@ -874,7 +876,7 @@ LOCAL_ROUTES = (
 def _application(
     agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str, *middlewares: Middleware
 ) -> web.Application:
-    app = web.Application(middlewares=[problems, *middlewares], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(middlewares=[problems, *middlewares, large_answers()], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[AGENT], app[REGISTRY] = agent, metrics
     serve(app, routes, title=title)

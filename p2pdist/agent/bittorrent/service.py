@@ -58,6 +58,8 @@ logger = logging.getLogger(__name__)
 RELAYS_MAX = 16
 RELAY_BYTES = 64 << 10
 CONNECT_S = 5.0
+ACCEPT_PAUSE_S = 1.0
+"""After a connection that could not be taken, for which the kernel waits with it."""
 
 
 class LazyListener:
@@ -98,11 +100,19 @@ class LazyListener:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _first(self) -> socket.socket | None:
+        """The first connection; None once this is closed."""
+        while self._socket.fileno() >= 0:
+            try:
+                return (await asyncio.get_running_loop().sock_accept(self._socket))[0]
+            except OSError as error:  # no descriptor or no memory is left, or it is closed
+                if self._socket.fileno() >= 0:
+                    logger.warning("a BitTorrent peer has to wait: %s", error.strerror or error)
+                    await asyncio.sleep(ACCEPT_PAUSE_S)
+        return None
+
     async def _wait(self, start: Callable[[], Awaitable[object]]) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            first, _ = await loop.sock_accept(self._socket)
-        except OSError:  # closed
+        if (first := await self._first()) is None:
             return
         connections = [first]
         with suppress(OSError):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import formatdate
 from functools import partial
 from typing import Protocol
 
@@ -17,6 +19,7 @@ from aiohttp import web
 
 from p2pdist.agent.bodies import BlobBodies, Brought, demanded
 from p2pdist.agent.buckets.package import IDLE_S, BucketContext
+from p2pdist.agent.pull.trees import together
 from p2pdist.gateway.answers import Sent
 from p2pdist.gateway.s3.contract import ObjectInfo, Objects
 from p2pdist.model.digest import Digest
@@ -88,9 +91,10 @@ class BlobBucket:
         """Answer a GET or HEAD for a blob; see gateway.s3.contract.Bucket."""
         assert isinstance(objects, BlobObjects)
         named = objects.blobs[key]
+        head = {"Last-Modified": formatdate(max(0.0, named.modified_s), usegmt=True)}
+        options = RangeOptions(head, begin_by=deadline, idle_s=IDLE_S, refuses_nothing=True)
         if request.method == "HEAD":  # which brings nothing
-            return Sent(await serve_content(request, named.digest, named.size, _NOTHING))
-        options = RangeOptions({}, begin_by=deadline, idle_s=IDLE_S, refuses_nothing=True)
+            return Sent(await serve_content(request, named.digest, named.size, _NOTHING, options=options))
         fetch = partial(self._source.fetch, named)
         return await self._bodies.send(request, named.digest, fetch, options, read=partial(demanded, request))
 
@@ -109,11 +113,12 @@ _NOTHING = _Nothing()
 
 
 class OriginBlobs:
-    """Blobs of the origin that settings give keys."""
+    """Blobs of the origin that settings give keys. To clients they were changed when the settings
+    were read: a key may have named another blob before."""
 
     def __init__(self, digests: Mapping[bytes, Digest], context: BucketContext) -> None:
         self.names: Sequence[str] = ()
-        self._digests, self._context = digests, context
+        self._digests, self._context, self._since_s = digests, context, time.time()
         self._known: dict[Digest, NamedBlob] = {}
         """Blobs whose size is known."""
         self._slots = asyncio.Semaphore(DESCRIBED_AT_ONCE)
@@ -121,7 +126,7 @@ class OriginBlobs:
     async def blobs(self) -> Mapping[bytes, NamedBlob]:
         """Those of the blobs that the origin has. One that it lacks is looked for again."""
         missing = [digest for digest in set(self._digests.values()) if digest not in self._known]
-        await asyncio.gather(*map(self._describe, missing))
+        await together(map(self._describe, missing))  # none goes on for a request that has failed
         return {key: self._known[digest] for key, digest in self._digests.items() if digest in self._known}
 
     async def _describe(self, digest: Digest) -> None:
@@ -131,7 +136,7 @@ class OriginBlobs:
             except NotFound:
                 logger.warning("%s, which a bucket names, is nowhere: push it to the origin", digest)
                 return
-        self._known[digest] = NamedBlob(digest, descriptor.size)
+        self._known[digest] = NamedBlob(digest, descriptor.size, self._since_s)
 
     async def fetch(self, blob: NamedBlob) -> Brought:
         """A blob, and its pull, started or joined."""

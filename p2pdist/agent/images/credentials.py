@@ -1,10 +1,13 @@
 """What an upstream lets the bearer of a credential read, who asked this agent for an image.
 
 The upstream is asked once, with HEAD, and with that credential alone: this agent's own are not
-mixed in. Nothing is kept of it here.
+mixed in. For a blob it is asked for a byte as well where HEAD is refused: storage behind a redirect
+may take signed GETs alone. Nothing is kept of it here.
 """
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from yarl import URL
 
@@ -39,12 +42,17 @@ async def upstream_lets(upstream: UpstreamSettings, name: ImageName, path: str, 
         redirects=upstream.redirects,
     )
     scope = f"repository:{name.repository}:pull"
-    method = "GET" if path.startswith("tags/") else "HEAD"
-    headers = {"Accept": ", ".join(ACCEPTED_TYPES)}
+    plain, byte = {"Accept": ", ".join(ACCEPTED_TYPES)}, {"Range": "bytes=0-0"}
+    questions = [("GET" if path.startswith("tags/") else "HEAD", plain)]
+    if path.startswith("blobs/"):
+        questions.append(("GET", byte))
     try:
-        async with client.request(method, f"/v2/{name.repository}/{path}", scope, headers=headers):
-            return bool(client.authentication.header(scope))
-    except Refused:
+        for method, headers in questions:
+            with suppress(Refused):
+                async with client.request(
+                    method, f"/v2/{name.repository}/{path}", scope, headers=headers, expect=frozenset({200, 206, 416})
+                ):
+                    return bool(client.authentication.header(scope))
         return False
     finally:
         await client.close()

@@ -28,12 +28,13 @@ from urllib.parse import quote, urlencode
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from p2pdist.gateway.answers import Answers, Interface, Late, Sent, answer_by
 from p2pdist.gateway.huggingface.counts import HubCounts
 from p2pdist.gateway.huggingface.failures import JSON_TYPE, failure_response
 from p2pdist.gateway.huggingface.names import PREFIX, HubRequest, parse_request
-from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError
+from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.hub import (
     HubDirectory,
     HubFile,
@@ -54,6 +55,9 @@ PAGE_MAX = 1000
 
 PATHS_MAX = 10_000
 """Paths of one request about paths."""
+
+BODY_S_MAX = 30.0
+"""How long such a request may take to arrive: it counts among those that are answered."""
 
 LAST = "\U0010ffff"
 """Comes after every other character."""
@@ -121,10 +125,23 @@ class HubDoor:
     """Answers requests of clients. On the event loop."""
 
     def __init__(self, repositories: Repositories, bodies: Bodies, counts: HubCounts) -> None:
-        self._repositories, self._bodies = repositories, bodies
+        self._repositories, self._bodies, self._counts = repositories, bodies, counts
         self._answers: Answers[HubRequest] = Answers(
             Interface(REQUESTS_MAX, _busy, lambda asked: asked.wanted, counts.answered, self._failed)
         )
+
+    @web.middleware
+    async def failures(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Middleware that answers failures as a hub does where they come from around the door: from
+        the guard, or where large answers are too many."""
+        if not request.path.startswith(f"{PREFIX}/"):
+            return await handler(request)
+        try:
+            return await handler(request)
+        except P2PDistError as error:
+            response = failure_response(error)
+            self._counts.answered("other", response.status, "none")
+            return response
 
     async def read(self, request: web.Request) -> web.StreamResponse:
         """Serve a document or file of a repository of the hub, as the hub does. HF_ENDPOINT of a
@@ -266,22 +283,29 @@ class _PathsBody(msgspec.Struct):
 
 async def _paths(request: web.Request) -> list[str]:
     """The paths in the body of a request, which is a form or JSON. Raises UsageError."""
-    paths: list[str] = []
+    try:
+        async with asyncio.timeout(BODY_S_MAX):
+            paths = await _stated_paths(request)
+    except TimeoutError as error:
+        raise UsageError(f"the paths did not arrive within {BODY_S_MAX:g} s") from error
+    if len(paths) > PATHS_MAX:
+        raise UsageError(f"{len(paths)} paths are more than {PATHS_MAX}")
+    return [check_path(path.strip("/")) for path in paths]
+
+
+async def _stated_paths(request: web.Request) -> list[str]:
+    """What a body says, unchecked. Raises UsageError."""
     if request.content_type == JSON_TYPE:
         try:
             stated = msgspec.json.decode(await request.read(), type=_PathsBody).paths
         except UNDECODABLE as error:
             raise UsageError("the body is no JSON with paths") from error
-        paths = [stated] if isinstance(stated, str) else stated
-    else:
-        try:
-            form = await request.post()
-        except (ValueError, LookupError, HttpProcessingError) as error:  # no form, or of a charset that is none
-            raise UsageError("the body is no form with paths") from error
-        paths = [path for path in form.getall("paths", []) if isinstance(path, str)]
-    if len(paths) > PATHS_MAX:
-        raise UsageError(f"{len(paths)} paths are more than {PATHS_MAX}")
-    return [check_path(path.strip("/")) for path in paths]
+        return [stated] if isinstance(stated, str) else stated
+    try:
+        form = await request.post()
+    except (ValueError, LookupError, HttpProcessingError) as error:  # no form, or of a charset that is none
+        raise UsageError("the body is no form with paths") from error
+    return [path for path in form.getall("paths", []) if isinstance(path, str)]
 
 
 def _tree(request: web.Request, asked: HubRequest, commit: str, listed: Listed) -> web.Response:

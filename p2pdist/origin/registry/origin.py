@@ -175,20 +175,14 @@ class RegistryOrigin:
         if await self.size(digest) == size:
             return 0
         await asyncio.to_thread(_check_file, path, digest)
-        upload = await self._upload.begin(digest)
-        if upload is None:
-            return 0
-        at = 0
-        while at < size:
+
+        async def read(at: int) -> bytes:
             chunk = await asyncio.to_thread(_read_chunk, path, at)
             if not chunk:
                 raise Corrupt(f"the file {path} became shorter while it was sent", remedy="Pack it again")
-            upload = await self._upload.send(upload, at, chunk)
-            at += len(chunk)
-            if on_bytes is not None:
-                on_bytes(len(chunk))
-        await self._upload.end(upload, digest)
-        return size
+            return chunk
+
+        return size if await self._upload.blob(digest, size, read, on_bytes or (lambda length: None)) else 0
 
     async def write_document(self, data: bytes) -> Digest:
         digest = digest_of(data)
@@ -196,9 +190,11 @@ class RegistryOrigin:
             await self._upload.put_manifest(digest, media_type, data)
             _remember(self._manifests, digest, (media_type, data))
         elif await self.size(digest) != len(data):
-            upload = await self._upload.begin(digest)
-            if upload is not None:
-                await self._upload.end(await self._upload.send(upload, 0, data) if data else upload, digest)
+
+            async def read(at: int) -> bytes:
+                return data[at : at + CHUNK_BYTES]
+
+            await self._upload.blob(digest, len(data), read)
         return digest
 
     # -- tags

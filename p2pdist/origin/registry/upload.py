@@ -3,15 +3,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from yarl import URL
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import P2PDistError
+from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.origin.registry.client import RegistryClient
 from p2pdist.origin.registry.names import RepositoryNames
+
+CHUNK_TRIES_MAX = 4
+CHUNK_PAUSE_S, CHUNK_PAUSE_S_MAX = 0.5, 30.0
+"""Before the second try, doubled each time, or as long as the registry asks for; one that asks for
+more is left."""
+
+_HELD = re.compile(r"(?:bytes=)?0-([0-9]{1,19})\Z")
+"""What of an upload a registry has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +33,38 @@ class Upload:
     names: RepositoryNames
     mounts: tuple[str, ...] = ()
     """Other repositories of the registry that may have a blob already."""
+
+    async def blob(
+        self,
+        digest: Digest,
+        size: int,
+        read: Callable[[int], Awaitable[bytes]],
+        on_bytes: Callable[[int], None] = lambda length: None,
+    ) -> bool:
+        """Send a blob, of which `read` gives the chunk from a byte on; `on_bytes` hears of each
+        that the registry has. False where it took the blob from another repository of its own."""
+        upload = await self.begin(digest)
+        if upload is None:
+            return False
+        at = told = tries = 0
+        while at < size:
+            chunk = await read(at)
+            try:
+                upload, at, tries = await self.send(upload, at, chunk), at + len(chunk), 0
+            except Unavailable as error:
+                tries += 1
+                pause_s = max(CHUNK_PAUSE_S * 2 ** (tries - 1), error.details.get("retry_after", 0.0))
+                if tries == CHUNK_TRIES_MAX or pause_s > CHUNK_PAUSE_S_MAX:
+                    raise
+                await asyncio.sleep(pause_s)
+                resumed, at = await self.resume(upload, digest, at + len(chunk))
+                if resumed is None:
+                    return True  # the registry has it by now
+                upload = resumed
+            on_bytes(max(0, at - told))
+            told = max(at, told)
+        await self.end(upload, digest)
+        return True
 
     async def begin(self, digest: Digest) -> URL | None:
         """Where to send a blob; None where the registry took it from another repository of its
@@ -63,18 +106,41 @@ class Upload:
         ) as response:
             return self.names.location(response.headers.get("Location", ""))
 
+    async def resume(self, upload: URL, digest: Digest, sent: int) -> tuple[URL | None, int]:
+        """Where an upload that broke off goes on, and from which byte: as far as the registry has
+        it, at most `sent`. Where it does not say so, as `begin` does, from the first byte."""
+        match, location, scope = None, "", self.names.scope("pull,push")
+        with contextlib.suppress(NotFound, Refused):
+            async with self.client.request("GET", upload, scope, expect=frozenset({200, 204})) as response:
+                match, location = _HELD.match(response.headers.get("Range", "")), response.headers.get("Location", "")
+        # A registry that has nothing of it says 0-0, too.
+        held = int(match[1]) + 1 if match is not None and match[1] != "0" else 0
+        if match is None or held > sent:
+            return await self.begin(digest), 0
+        return self.names.location(location) if location else upload, held
+
     async def end(self, upload: URL, digest: Digest) -> None:
-        """All bytes are sent; the registry verifies them."""
+        """All bytes are sent; the registry verifies them, which may take longer than the client or
+        a proxy waits: an upload that it does not know any more may have ended."""
         headers = {"Content-Length": "0"}
-        async with self.client.request(
-            "PUT",
-            upload,
-            self.names.scope("pull,push"),
-            params={"digest": str(digest)},
-            headers=headers,
-            expect=frozenset({201}),
-        ):
-            pass
+        try:
+            async with self.client.request(
+                "PUT",
+                upload,
+                self.names.scope("pull,push"),
+                params={"digest": str(digest)},
+                headers=headers,
+                expect=frozenset({201}),
+            ):
+                pass
+        except NotFound:
+            if not await self._has(digest):
+                raise
+
+    async def _has(self, digest: Digest) -> bool:
+        path, expect = self.names.path(f"blobs/{digest}"), frozenset({200, 404})
+        async with self.client.request("HEAD", path, self.names.scope("pull,push"), expect=expect) as response:
+            return response.status == 200
 
     async def put_manifest(self, target: str, media_type: str, data: bytes) -> None:
         """Send a manifest under a tag or its digest; what it names must be there."""

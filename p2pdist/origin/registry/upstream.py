@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -24,7 +26,16 @@ from aiohttp import ClientResponse
 from yarl import URL
 
 from p2pdist.model.digest import EMPTY_DIGEST, Digest, digest_of, hex_of, is_digest, parse_digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.errors import (
+    Corrupt,
+    NotFound,
+    P2PDistError,
+    Refused,
+    TooLarge,
+    Unavailable,
+    UsageError,
+    unreached,
+)
 from p2pdist.model.image import ImageName, image_name, is_tag
 from p2pdist.model.image_manifest import (
     ACCEPTED_TYPES,
@@ -55,6 +66,10 @@ PAUSE_MAX_S = 1.0
 """Clients wait for what is read here, and have another registry to ask: so a busy upstream is left
 alone soon."""
 
+RANGES_AGAIN_S = 300.0
+"""So long a registry that ignored a range is taken to have none: it may have been one machine of
+many, or a proxy on the way."""
+
 READ_BYTES = 1 << 20
 TAGS_BYTES_MAX = 4 << 20
 TAG_PAGE_MAX = 1000
@@ -66,6 +81,7 @@ BEHIND_BYTES_MAX = 64 << 20
 IDLE_S = 5.0
 """How long a response that is read whole waits for another reader."""
 
+logger = logging.getLogger(__name__)
 _RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/(?:[0-9]{1,19}|\*)\Z")
 
 
@@ -88,9 +104,21 @@ class UpstreamRegistry:
             pause_max_s=PAUSE_MAX_S,
             redirects=settings.redirects,
         )
-        self.ranges: bool | None = None
-        """Whether blobs can be read by ranges; None until one was read."""
+        self._ranges: tuple[float, bool] | None = None
+        """When it was seen last whether blobs can be read by ranges (time.monotonic)."""
         self._whole: dict[Digest, _WholeRead] = {}
+
+    @property
+    def ranges(self) -> bool | None:
+        """Whether blobs can be read by ranges; None while that is to be found out."""
+        seen_at, ranges = self._ranges or (0.0, None)
+        return None if ranges is False and time.monotonic() - seen_at >= RANGES_AGAIN_S else ranges
+
+    def note_ranges(self, ranges: bool) -> None:
+        """A response shows whether blobs can be read by ranges."""
+        if not ranges and self.ranges is not False:
+            logger.warning("the registry %s ignores Range: blobs are read whole", self.settings.name)
+        self._ranges = time.monotonic(), ranges
 
     def repository(self, name: str) -> UpstreamRepository:
         """A repository of it. Raises UsageError for what no repository is called."""
@@ -136,7 +164,7 @@ class UpstreamRepository:
 
     @property
     def ranges(self) -> bool | None:
-        """Whether blobs can be read by ranges; None until one was read."""
+        """Whether blobs can be read by ranges; None while that is to be found out."""
         return self._registry.ranges
 
     # -- manifests
@@ -230,11 +258,12 @@ class UpstreamRepository:
             if response.status != 200 or (not start and response.content_length == length):
                 data = await self._taken(response, digest, start, length)
                 if response.status == 206:
-                    self._registry.ranges = True
+                    self._registry.note_ranges(True)
                 return data
-            self._registry.ranges = False
+            self._registry.note_ranges(False)
             whole = self._registry.whole(self, digest)
-            whole.begin(response, held.pop_all())
+            if whole.is_new:
+                whole.begin(response, held.pop_all())
         finally:
             await held.aclose()
         return await whole.read(start, length)
@@ -242,7 +271,7 @@ class UpstreamRepository:
     async def _range(self, digest: Digest, start: int, length: int) -> bytes:
         async with self.blob_response(digest, start, length) as response:
             if response.status == 200 and (start or response.content_length != length):
-                self._registry.ranges = False
+                self._registry.note_ranges(False)
             else:
                 return await self._taken(response, digest, start, length)
         return await self._registry.whole(self, digest).read(start, length)
@@ -379,9 +408,14 @@ class _WholeRead:
         self._task: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been read."""
+        return self._response is None and self._task is None
+
     def begin(self, response: ClientResponse, held: AsyncExitStack) -> None:
         """Go on with a response that has come already, for a blob without a reader."""
-        assert self._response is None and self._task is None
+        assert self.is_new
         self._response, self._held = response, held
 
     async def read(self, start: int, length: int) -> bytes:
@@ -415,15 +449,14 @@ class _WholeRead:
                         continue
                     idle.reschedule(None)
                     await self._advance()
-        except TimeoutError:
-            pass
         except P2PDistError as error:
             failure = error
         except Exception as error:
-            failure = Unavailable(
-                f"{self._repository.name}: reading {self._digest} broke off: {str(error) or type(error).__name__}",
-                remedy="Try again",
-            )
+            if not idle.expired():
+                why = unreached(error)
+                failure = Unavailable(
+                    f"{self._repository.name}: reading {self._digest} broke off: {why}", remedy="Try again"
+                )
         finally:
             self._ended()
             for _, _, waiter in self._waiting:

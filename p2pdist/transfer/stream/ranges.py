@@ -266,6 +266,18 @@ async def serve_content(
     return response
 
 
+def document_response(request: web.Request, tag: str, data: bytes) -> web.StreamResponse:
+    """The answer to GET or HEAD for a content that is in memory, as `serve_content` gives it for
+    one that is not. Raises HTTPException."""
+    headers = {"ETag": f'"{tag}"', "Accept-Ranges": "bytes"}
+    early = _precondition(request, tag, headers)
+    if early is not None:
+        return early
+    ranges = _ranges(request, tag, len(data), headers, PLAIN)
+    (part,) = _parts(ranges, len(data), headers)
+    return web.Response(status=206 if ranges else 200, body=data[part.start : part.end], headers=headers)
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """Bytes of a body: `head`, then those of the blob from `start` to `end`."""
