@@ -23,7 +23,8 @@ from p2pdist.origin.contract import Tagged
 from p2pdist.origin.directory import Directory
 from p2pdist.origin.index import CREATED, INDEX_BYTES_MAX, Index
 from p2pdist.origin.objects import Objects
-from p2pdist.origin.temporary_files import remove_tree, stage_directory
+from p2pdist.origin.temporary_files import stage_directory
+from p2pdist.removal import remove_tree
 
 CALLS_MAX = 16
 """Calls to storage at a time; more wait."""

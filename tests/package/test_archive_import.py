@@ -139,6 +139,12 @@ def test_layers_replace_and_hide(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_directories_of_any_depth_are_hidden(tmp_path: Path) -> None:
+    deep = "/".join("d" * 998)
+    applied(tmp_path / "root", tar_of((deep, None), (f"{deep}/file", "x")), tar_of((".wh.d", "")))
+    assert content(tmp_path / "root") == {}
+
+
 @pytest.mark.parametrize(
     "entries",
     [

@@ -10,10 +10,11 @@ import pytest
 
 from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.origin.temporary_files import remove_tree, stage_directory
+from p2pdist.origin.temporary_files import stage_directory
 from p2pdist.package.source.ignore import matcher
 from p2pdist.package.source.scan import with_parents
 from p2pdist.package.source.stages import stage, walk
+from p2pdist.removal import remove_tree
 
 
 def listing(directory: Path) -> dict[str, tuple[int, int, bytes | str]]:

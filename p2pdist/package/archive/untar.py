@@ -30,7 +30,6 @@ import errno
 import lzma
 import os
 import re
-import shutil
 import stat
 import tarfile
 import zlib
@@ -45,6 +44,7 @@ import zstandard
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, TooLarge, printable, remedy_of
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX, MODE_MASK, NAME_BYTES_MAX, PATH_BYTES_MAX, TARGET_BYTES_MAX
 from p2pdist.package.source.scan import ACCESS_LIST, ATTRIBUTES, CAPABILITIES, Scan
+from p2pdist.removal import remove_tree
 
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
@@ -260,7 +260,7 @@ class _Layer:
         if not stat.S_ISDIR(mode):
             os.unlink(full)
             return
-        shutil.rmtree(full)
+        remove_tree(full)
         below = path + b"/"
         modes: dict[bytes, Any]
         for modes in (self.applied.directories, self.applied.closed):
