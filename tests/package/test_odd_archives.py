@@ -4,10 +4,12 @@ whole."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import io
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -296,6 +298,35 @@ def test_an_archive_comes_through_a_pipe(tmp_path: Path, compressed: bool) -> No
     assert (unpacked.root / "name").stat().st_size == 70_000
     with pytest.raises(NotFound, match="it is a device"):
         unpack_source(Path("/dev/null"), tmp_path / "work")
+
+
+def _write(end: int, data: bytes) -> None:
+    with open(end, "wb") as pipe:
+        pipe.write(data)
+
+
+@pytest.mark.parametrize("kind", ["socket", "removed file", "file that was read from", "pipe"])
+def test_standard_input_is_read_as_it_is(tmp_path: Path, kind: str) -> None:
+    """Programs hand over sockets, and files that have no name any more. A name of the descriptor
+    leads to none of them."""
+    data = odd.file(b"name", b"x" * 70_000) + odd.END
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+        if kind == "socket":
+            reader, writer = map(stack.enter_context, socket.socketpair())
+            pool.submit(lambda: (writer.sendall(data), writer.close()))
+            number = reader.fileno()
+        elif kind == "pipe":
+            number, end = os.pipe()
+            stack.callback(os.close, number)
+            pool.submit(_write, end, data)
+        else:
+            file = stack.enter_context(tempfile.TemporaryFile(dir=tmp_path, buffering=0))
+            file.write((b"before" if kind != "removed file" else b"") + data)
+            file.seek(-len(data), os.SEEK_END)
+            number = file.fileno()
+        (tmp_path / "work").mkdir()
+        unpacked = unpack_source(source_path(Path(f"/dev/fd/{number}"), "archive"), tmp_path / "work")
+    assert (unpacked.root / "name").stat().st_size == 70_000
 
 
 def test_settings_of_an_image_that_no_program_can_have(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from typing import IO, Any, Literal, TypeVar, cast
 import msgspec
 import zstandard
 
-from p2pdist.files import NotRegular, open_regular
+from p2pdist.files import NotRegular, open_regular, own_descriptor
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, TooLarge, UsageError, remedy_of
 from p2pdist.model.image_manifest import INDEX_DEPTH_MAX
@@ -174,7 +174,7 @@ def unpack_source(
         parse_platform(platform)
     if source.is_dir():
         return _image(source, work, choice, report) or Unpacked(source, "directory")
-    if not source.is_file() and not source.is_fifo():
+    if not (source.is_file() or source.is_fifo() or (source.is_socket() and own_descriptor(source) is not None)):
         raise NotFound(
             f"there is no directory or archive {source}" + (": it is a device" * source.exists()),
             remedy="Check the path",
@@ -608,10 +608,16 @@ def _opened(path: Path, report: Report) -> Iterator[tuple[IO[bytes], bool]]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[IO[bytes]]:
-    """A file or a pipe, such as /dev/stdin, open for reading. Raises as _regular does."""
+    """A file or a pipe, open for reading. What a descriptor of this process leads to, as /dev/stdin
+    names one, is read from where that stands: opened by its name it would begin anew, and may not
+    be there, or belong to another user. Raises as _regular does."""
+    if (descriptor := own_descriptor(path)) is not None:
+        with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file:
+            yield cast(IO[bytes], file)
+        return
     if not path.is_fifo():
-        with _regular(Path(os.path.realpath(path))) as file:
-            yield file
+        with _regular(Path(os.path.realpath(path))) as regular:
+            yield regular
         return
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
