@@ -90,6 +90,21 @@ def test_on_another_file_system_it_is_copied(source: Path, tmp_path: Path) -> No
     assert not place.exists()
 
 
+def test_holes_stay_holes(tmp_path: Path) -> None:
+    """A copy of a sparse file would fill the disk of the layout."""
+    (tmp_path / "source").mkdir()
+    for name, last in (("middle", b"end"), ("last", b"")):
+        with (tmp_path / "source" / name).open("wb") as file:
+            file.write(b"begin")
+            file.seek(96 << 20)
+            file.write(last)
+            file.truncate((96 << 20) + 100)
+    stage(tmp_path / "source", tmp_path / "made")
+    for name in ("middle", "last"):
+        assert (tmp_path / "made" / name).read_bytes() == (tmp_path / "source" / name).read_bytes()
+        assert (tmp_path / "made" / name).stat().st_blocks * 512 < 1 << 20
+
+
 def test_a_part_of_it(source: Path, tmp_path: Path) -> None:
     """A directory of which something is left out takes the time of what stays."""
     ignore = matcher(["one", "/link"])

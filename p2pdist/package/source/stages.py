@@ -222,13 +222,31 @@ def _copy(here: bytes, there: bytes, before: os.stat_result) -> None:
 
 
 def _copy_bytes(source: int, target: int) -> None:
+    """Copy what a file holds; its holes stay holes, which take no room."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
+        return
     except OSError as error:
         if error.errno not in _NO_CLONE:
             raise
-        while os.sendfile(target, source, None, COPY_BYTES):
-            pass
+    size = os.fstat(source).st_size
+    end = 0
+    while end < size and (begin := _next_data(source, end)) is not None:
+        end = os.lseek(source, begin, os.SEEK_HOLE)
+        os.lseek(target, begin, os.SEEK_SET)
+        while begin < end and (count := os.sendfile(target, source, begin, min(COPY_BYTES, end - begin))):
+            begin += count
+    os.ftruncate(target, size)
+
+
+def _next_data(handle: int, start: int) -> int | None:
+    """Where what is no hole begins from `start` on; None where nothing does."""
+    try:
+        return os.lseek(handle, start, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        raise
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
