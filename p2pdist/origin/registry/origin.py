@@ -29,6 +29,7 @@ from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLa
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor, Reference
 from p2pdist.model.url import redacted
 from p2pdist.origin.contract import Tagged
+from p2pdist.origin.layout import altered
 from p2pdist.origin.registry.client import RegistryClient, read_limited
 from p2pdist.origin.registry.names import REPOSITORY, TAG, RepositoryNames
 from p2pdist.origin.registry.upload import Upload
@@ -182,7 +183,9 @@ class RegistryOrigin:
         while at < size:
             chunk = await asyncio.to_thread(_read_chunk, path, at)
             if not chunk:
-                raise Corrupt(f"the file {path} became shorter while it was sent", remedy="Pack it again")
+                raise Corrupt(
+                    f"the file {path} became shorter while it was sent", remedy="Try again when nothing writes to it"
+                )
             upload = await self._upload.send(upload, at, chunk)
             at += len(chunk)
             if on_bytes is not None:
@@ -334,9 +337,7 @@ def _check_file(path: Path, digest: Digest) -> None:
     except OSError as error:
         raise _unreadable(path, error) from error
     if actual != digest:
-        raise Corrupt(
-            f"the file {path} is not blob {digest}: it was altered", remedy="Delete it and pack or fetch it again"
-        )
+        raise altered(path, digest)
 
 
 def _read_chunk(path: Path, start: int) -> bytes:
