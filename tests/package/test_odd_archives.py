@@ -276,6 +276,13 @@ def test_what_is_no_tar_is_called_so(tmp_path: Path, data: bytes) -> None:
         imported(data, tmp_path)
 
 
+def test_an_archive_that_takes_much_memory_is_called_so(tmp_path: Path) -> None:
+    """It is whole, and zstd(1) unpacks it when it is allowed to."""
+    frame = b"\x28\xb5\x2f\xfd\0" + bytes([(30 - 10) << 3])  # RFC 8878: magic, descriptor, window of 1 GiB
+    with pytest.raises(TooLarge, match=r"window of over 128 MiB.*--long=27"):
+        imported(frame + bytes(600), tmp_path)
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_an_archive_comes_through_a_pipe(tmp_path: Path, compressed: bool) -> None:
     """As of `docker save NAME | p2pdist import -`, of a FIFO and of <(...) of a shell, a few bytes

@@ -58,6 +58,8 @@ CHUNK_BYTES = 1 << 20
 PIPE_LOOK_S = 0.2
 """How often it is looked whether the reading of a pipe is to end."""
 
+WINDOW_BYTES_MAX = 128 << 20
+"""Of memory that decompressing zstd may take: the default of its library, and of zstd(1)."""
 COMPRESSED_BYTES = 4096
 """Read of an xz or zstd file at a time: zstd makes up to 128 KiB of four bytes."""
 _NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
@@ -668,7 +670,15 @@ class _Frames(io.RawIOBase):
                 return False
         self._frame = self._frame or self._start()
         limit = () if hasattr(self._frame, "unconsumed_tail") else (CHUNK_BYTES,)
-        self._output = memoryview(self._frame.decompress(self._input, *limit))
+        try:
+            self._output = memoryview(self._frame.decompress(self._input, *limit))
+        except zstandard.ZstdError as error:
+            if "too much memory" not in str(error):
+                raise
+            raise TooLarge(
+                f"the archive is compressed with a window of over {WINDOW_BYTES_MAX >> 20} MiB, as zstd --long=31 makes it",
+                remedy="Compress it again with --long=27 at most, or import what zstd -d --long=31 -c FILE writes, from -",
+            ) from error
         self._input = b""
         if self._frame.eof:
             self._input, self._frame = self._frame.unused_data, None
