@@ -18,6 +18,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -176,20 +177,9 @@ class RegistryOrigin:
         if await self.size(digest) == size:
             return 0
         await asyncio.to_thread(_check_file, path, digest)
-        upload = await self._upload.begin(digest)
+        upload = await self._upload.send_all(digest, size, partial(_read_chunk, path), on_bytes or (lambda count: None))
         if upload is None:
             return 0
-        at = 0
-        while at < size:
-            chunk = await asyncio.to_thread(_read_chunk, path, at)
-            if not chunk:
-                raise Corrupt(
-                    f"the file {path} became shorter while it was sent", remedy="Try again when nothing writes to it"
-                )
-            upload = await self._upload.send(upload, at, chunk)
-            at += len(chunk)
-            if on_bytes is not None:
-                on_bytes(len(chunk))
         await self._upload.end(upload, digest)
         return size
 
@@ -199,9 +189,9 @@ class RegistryOrigin:
             await self._upload.put_manifest(digest, media_type, data)
             _remember(self._manifests, digest, (media_type, data))
         elif await self.size(digest) != len(data):
-            upload = await self._upload.begin(digest)
+            upload = await self._upload.send_all(digest, len(data), lambda start: data[start:], lambda count: None)
             if upload is not None:
-                await self._upload.end(await self._upload.send(upload, 0, data) if data else upload, digest)
+                await self._upload.end(upload, digest)
         return digest
 
     # -- tags
@@ -341,12 +331,16 @@ def _check_file(path: Path, digest: Digest) -> None:
 
 
 def _read_chunk(path: Path, start: int) -> bytes:
+    """Bytes of a file from `start` on. Raises Corrupt where it has none there any more."""
     try:
         with path.open("rb") as stream:
             stream.seek(start)
-            return stream.read(CHUNK_BYTES)
+            chunk = stream.read(CHUNK_BYTES)
     except OSError as error:
         raise _unreadable(path, error) from error
+    if not chunk:
+        raise Corrupt(f"the file {path} became shorter while it was sent", remedy="Try again when nothing writes to it")
+    return chunk
 
 
 def _unreadable(path: Path, error: OSError) -> P2PDistError:
