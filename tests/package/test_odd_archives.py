@@ -368,6 +368,15 @@ def test_an_index_of_nothing_is_called_so(tmp_path: Path) -> None:
         unpack_source(tmp_path / "image", tmp_path / "work")
 
 
+def test_an_empty_list_is_no_docker_archive(tmp_path: Path) -> None:
+    """Web applications have a manifest.json of their own."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/manifest.json").write_text("[]\n")
+    assert unpack_source(tmp_path / "app", tmp_path / "nowhere").kind == "directory"
+    found, _, _ = imported(odd.file(b"manifest.json", b"[]\n") + odd.END, tmp_path)
+    assert set(found) == {b"manifest.json"}
+
+
 def test_a_command_that_is_one_string_is_a_word(tmp_path: Path) -> None:
     """Docker takes it so (strslice), of images that old tools made."""
     config = {"Entrypoint": "/bin/run me", "Cmd": ["x"]}

@@ -444,12 +444,13 @@ def _is_directory_of_blobs(place: Path) -> bool:
 
 
 def _is_saved(place: Path) -> bool:
+    """Whether it is what `docker save` wrote, which lists one image at least: other programs have a
+    manifest.json, too, and an empty list says nothing."""
     try:
         with _regular(place / "manifest.json") as file:
-            msgspec.json.decode(file.read(MANIFEST_BYTES_MAX), type=list[_Saved])
+            return bool(msgspec.json.decode(file.read(MANIFEST_BYTES_MAX), type=list[_Saved]))
     except (P2PDistError, *UNDECODABLE):
         return False
-    return True
 
 
 def _names_of(descriptor: _Descriptor) -> list[str]:
