@@ -355,6 +355,14 @@ def test_settings_that_are_no_text_are_refused(place: Path, option: str) -> None
     assert "unexpected" not in packed.stderr
 
 
+@pytest.mark.parametrize("kind", ["--dir", "--modelpack", "--tar"])
+def test_an_export_to_nowhere_names_where_it_was_to_go(place: Path, kind: str) -> None:
+    done(place, "pack", place / "src", "-t", "a/b:v1")
+    problem = done(place, "export", "a/b:v1", kind, "-o", place / "nowhere/out", code=1)
+    assert f"cannot write {place / 'nowhere/out'}: No such file" in problem["detail"]
+    assert problem["remedy"].startswith("Name another")
+
+
 @pytest.mark.root
 def test_a_disk_that_is_full_keeps_nothing_of_an_export(place: Path) -> None:
     (place / "src/large").write_bytes(os.urandom(3 << 20))
