@@ -569,6 +569,19 @@ def test_a_docker_archive_names_nothing_outside(tmp_path: Path, name: str) -> No
         unpacked(tmp_path / "saved.tar", tmp_path / "work")
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["fifo", "directory", "a" * 300, "config.json/layer"])
+def test_a_docker_archive_whose_layer_is_no_file_is_corrupt(tmp_path: Path, name: str) -> None:
+    """It is not waited for: nobody writes to a FIFO of a directory that came from elsewhere."""
+    place = tmp_path / "saved"
+    (place / "directory").mkdir(parents=True)
+    os.mkfifo(place / "fifo")
+    (place / "manifest.json").write_text(json.dumps([{"Config": "config.json", "Layers": [name]}]))
+    (place / "config.json").write_text(json.dumps({"rootfs": {"diff_ids": ["sha256:" + "0" * 64]}}))
+    with pytest.raises(Corrupt, match="is not a regular file"):
+        unpacked(place, tmp_path / "work")
+
+
 @pytest.mark.parametrize("name", ["loop", "loop/config.json", "manifest.json/config.json", "a" * 300])
 def test_a_docker_archive_whose_config_cannot_be_is_corrupt(tmp_path: Path, name: str) -> None:
     saved = json.dumps([{"Config": name, "Layers": []}])

@@ -184,7 +184,7 @@ def unpack_source(
     outer = work / "archive"
     outer.mkdir()
     applied = choice.applied()
-    with _opened(source, report) as (stream, compressed):
+    with _opened(_readable(source), report) as (stream, compressed):
         apply_tar(stream, outer, applied, whiteouts=False, vouched=compressed)
     finish(outer, applied)
     plain = Unpacked(outer, "tar", seen=applied.seen, modes=applied.closed, notes=_notes(applied))
@@ -293,7 +293,7 @@ class _Images:
                     stream = _OneFile(layer, file)
                     apply_tar(cast(IO[bytes], stream), root, applied, whiteouts=False, vouched=True)
                 continue
-            with _opened(path, self.report) as (unpacked, _):
+            with _opened(_regular(path), self.report) as (unpacked, _):
                 apply_tar(unpacked, root, applied, whiteouts=False, vouched=True)
         finish(root, applied)
         return Unpacked(root, "model", Config(), applied.seen, applied.closed, _notes(applied))
@@ -357,7 +357,7 @@ class _Images:
         root.mkdir()
         applied = self.choice.applied()
         for path, expected in zip(layers, diff_ids, strict=True):
-            with _opened(path, self.report) as (stream, _):
+            with _opened(_regular(path), self.report) as (stream, _):
                 hashing = _Hashing(stream)
                 apply_tar(cast(IO[bytes], hashing), root, applied, vouched=True)
             if "sha256:" + hashing.hasher.hexdigest() != expected:
@@ -588,10 +588,10 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, report: Report) -> Iterator[tuple[IO[bytes], bool]]:
+def _opened(archive: contextlib.AbstractContextManager[IO[bytes]], report: Report) -> Iterator[tuple[IO[bytes], bool]]:
     """The decompressed bytes of an archive, and whether it is compressed: then reading them to
     their end shows that they are whole."""
-    with _readable(path) as file:
+    with archive as file:
         counted = io.BufferedReader(_Counted(file, os.fstat(file.fileno()).st_size, report), CHUNK_BYTES)
         head = counted.peek(6)[:6]
         stream: Any = None
