@@ -331,9 +331,10 @@ def test_a_layout_that_may_only_be_read_is_exported(place: Path, form: str) -> N
         kernel.unmount(place / "shared")
 
 
-def test_a_layer_that_is_elsewhere_is_said(place: Path) -> None:
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+def test_a_layer_that_is_elsewhere_is_said(place: Path, form: str) -> None:
     """As the base of a package that was packed onto one at the origin."""
-    packed = done(place, "pack", place / "src", "-t", "a/b:v1")
+    packed = done(place, "pack", place / "src", "-t", "a/b:v1", "--format", form)
     (place / "layout/blobs/sha256" / packed["layers"][0]["digest"][7:]).unlink()
     problem = done(place, "export", "a/b:v1", "--tar", "-o", place / "tar", code=3)
     assert "layer sha256:" in problem["detail"] and "base" in problem["remedy"]
