@@ -356,6 +356,21 @@ def test_settings_that_are_no_text_are_refused(place: Path, option: str) -> None
     assert "unexpected" not in packed.stderr
 
 
+def test_a_model_leaves_out_what_its_project_file_says(place: Path) -> None:
+    """It may be a secret. What means nothing to a model is refused, as the options are."""
+    file = place / "src/p2pdist.toml"
+    (place / "src/secret.key").write_text("secret")
+    file.write_text('name = "models/a"\nignore = ["*.key", "/p2pdist.toml"]\n')
+    done(place, "pack", place / "src", "--format", "modelpack", "--ignore", "sub")
+    done(place, "export", "models/a", "--dir", "-o", place / "out")
+    kept = {path.name for path in (place / "src").iterdir()} - {"secret.key", "p2pdist.toml", "sub"}
+    assert {path.name for path in (place / "out").iterdir()} == kept
+    for line in ('base = "a/b:1"', 'entrypoint = ["x"]', '[env]\nA = "b"', '[[layer]]\nsource = "."'):
+        file.write_text(f'name = "models/a"\n{line}\n')
+        problem = done(place, "pack", place / "src", "--format", "modelpack", code=2)
+        assert "says nothing of a model" in problem["detail"] and str(file) in problem["detail"]
+
+
 @pytest.mark.parametrize("kind", ["--dir", "--modelpack", "--tar"])
 def test_an_export_to_nowhere_names_where_it_was_to_go(place: Path, kind: str) -> None:
     done(place, "pack", place / "src", "-t", "a/b:v1")
