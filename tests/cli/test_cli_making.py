@@ -356,6 +356,17 @@ def test_settings_that_are_no_text_are_refused(place: Path, option: str) -> None
     assert "unexpected" not in packed.stderr
 
 
+def test_a_directory_beside_the_layers_of_a_project_file_is_not_passed_over(place: Path) -> None:
+    (place / "project").mkdir()
+    (place / "project/p2pdist.toml").write_text('name = "a/b"\n[[layer]]\nsource = "../src"\n')
+    named = ("--project", place / "project/p2pdist.toml")
+    problem = done(place, "pack", place / "src", *named, code=2)
+    assert str(place / "src") in problem["detail"]
+    for source in (("project",), (place / "project/../project/",), ()):
+        done(place, "pack", *source, *named)
+    assert "data" in contents(place, "a/b")
+
+
 def test_a_model_leaves_out_what_its_project_file_says(place: Path) -> None:
     """It may be a secret. What means nothing to a model is refused, as the options are."""
     file = place / "src/p2pdist.toml"

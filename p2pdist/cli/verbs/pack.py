@@ -323,11 +323,17 @@ def _settings(given: Choices, project: Project | None) -> Settings:
 def _layers(source: Path | None, given: Choices, file: ProjectFile | None) -> tuple[list[Layer], list[str]]:
     """What goes into each layer, and notes for the user."""
     from p2pdist.package.layers import plain_layer, project_layers, split_layer, used_layer
+    from p2pdist.package.source.scan import source_directory
     from p2pdist.package.source.trace import merge, read_trace
 
     chosen = cast("Format | None", given.form)  # a model has been packed elsewhere
     form = chosen or (file.project.format if file else None) or "squashfs"
     if file is not None and (source is None or file.project.layer):
+        if source is not None and source_directory(source) != file.path.parent.resolve():
+            raise UsageError(
+                f"the layers of {file.path} say what is packed, and {source} is none of them",
+                remedy="Leave the directory away, or the layers",
+            )
         layers = project_layers(file, form, given.ignore)
     else:
         layers = [plain_layer(cast(Path, source), form, given.ignore, file.project if file else None)]
