@@ -74,6 +74,18 @@ def test_what_changes_meanwhile_is_told(source: Path, tmp_path: Path) -> None:
         stage(source, tmp_path / "made", ignore=ignore)
 
 
+def test_what_vanishes_meanwhile_is_not_to_be_made_readable(source: Path, tmp_path: Path) -> None:
+    """Of models and chosen files nothing is looked at again."""
+
+    def ignore(path: bytes, _is_directory: bool) -> bool:
+        for name in ("run", "link", "a/one", "a/again"):
+            (source / name).unlink(missing_ok=True)
+        return False
+
+    with pytest.raises(Corrupt, match=f"{source}.* vanished while it was packed.*nothing writes there"):
+        list(walk(source, ignore=ignore))
+
+
 def test_on_another_file_system_it_is_copied(source: Path, tmp_path: Path) -> None:
     """With modes, times, symbolic links and the names of one file kept together; what cannot be
     copied is named."""
