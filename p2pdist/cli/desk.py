@@ -148,9 +148,9 @@ def start(program: Program, view: Path, run: Run, *, keep: Sequence[int] = ()) -
 
     if not run.root:
         return run_program(program, keep=keep)
-    from p2pdist.mount.files.removal import remove_tree
     from p2pdist.mount.program_root import enter
     from p2pdist.mount.scratch import scratch_directory
+    from p2pdist.removal import remove_tree
 
     scratch = scratch_directory("p2pdist-root-")
     try:

@@ -31,9 +31,9 @@ import msgspec
 
 from p2pdist.model.manifest import ROOT_VARIABLE
 from p2pdist.mount import kernel
-from p2pdist.mount.files.removal import remove_tree
 from p2pdist.mount.overlay import unmount_layers
 from p2pdist.mount.supervisor.protocol import dismiss
+from p2pdist.removal import remove_tree
 
 HOLDERS_MAX = 5
 SEARCH_S_MAX = 1.0

@@ -30,11 +30,11 @@ from typing import Any
 
 from p2pdist.model.errors import P2PDistError, Unavailable, from_problem
 from p2pdist.mount import kernel, overlay
-from p2pdist.mount.files.removal import remove_tree
 from p2pdist.mount.program import Program, run
 from p2pdist.mount.program_root import Bind, enter
 from p2pdist.mount.scratch import scratch_directory
 from p2pdist.mount.squashfs import PROGRAMS, RemoteImage, inspect, missing
+from p2pdist.removal import remove_tree
 
 READY_S_MAX = 20.0
 """How long all squashfuse processes together may take to mount."""

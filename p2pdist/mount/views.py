@@ -25,7 +25,6 @@ from p2pdist.model.manifest import LAYERS_MAX
 from p2pdist.model.messages import MOUNT_METHODS
 from p2pdist.mount import kernel
 from p2pdist.mount.files import materialization
-from p2pdist.mount.files.removal import remove_tree
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare
 from p2pdist.mount.overlay import NoUpper, mount_layers
 from p2pdist.mount.program import is_held
@@ -47,6 +46,7 @@ from p2pdist.mount.records import (
     views_at,
 )
 from p2pdist.mount.squashfs import Image, inspect
+from p2pdist.removal import remove_tree
 
 _MOUNTED = ("overlay", "erofs")
 _OF_TREES = ("erofs", *materialization.METHODS)

@@ -23,7 +23,8 @@ from p2pdist.origin.contract import Tagged
 from p2pdist.origin.directory import Directory
 from p2pdist.origin.index import CREATED, INDEX_BYTES_MAX, Index
 from p2pdist.origin.objects import Objects
-from p2pdist.origin.temporary_files import remove_tree, stage_directory
+from p2pdist.origin.temporary_files import stage_directory
+from p2pdist.removal import remove_tree
 
 CALLS_MAX = 16
 """Calls to storage at a time; more wait."""
@@ -304,9 +305,16 @@ def _verified(
     except OSError as error:
         raise _unreadable(path, error) from error
     if "sha256:" + hasher.hexdigest() != digest:
-        raise Corrupt(
-            f"the file {path} is not blob {digest}: it was altered", remedy="Delete it and pack or fetch it again"
-        )
+        raise altered(path, digest)
+
+
+def altered(path: Path, digest: Digest) -> Corrupt:
+    """The failure of sending a file that is not the blob that it was taken for: one of a layout, or
+    a file of the user, which may change after it was hashed."""
+    return Corrupt(
+        f"the file {path} is not blob {digest}: it was altered",
+        remedy="Try again when nothing writes to it; a blob of a layout has to be deleted, and packed or fetched again",
+    )
 
 
 def _unreadable(path: Path, error: OSError) -> P2PDistError:

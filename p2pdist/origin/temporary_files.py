@@ -19,13 +19,13 @@ import functools
 import hashlib
 import os
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from p2pdist.model.errors import Conflict
+from p2pdist.removal import remove_tree
 
 ABANDONED_AFTER_S = 86_400.0
 TEMPORARY, STAGE = "draft-", "stage-"
@@ -65,7 +65,8 @@ def new_directory(directory: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)  # what cannot be removed now is found abandoned later
+        with contextlib.suppress(OSError):  # what cannot be removed now is found abandoned later
+            remove_tree(path)
         os.close(handle)
 
 
@@ -95,8 +96,7 @@ def stage_directory(directory: Path, purpose: str) -> Iterator[Path]:
         made.mkdir(mode=0o700)
         yield made
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            remove_tree(place)
+        remove_tree(place)
         os.close(handle)
 
 
@@ -170,7 +170,12 @@ def _end(entry: os.DirEntry[str], remove: bool) -> int | None:
             return None
         size = _bytes_below(entry.path) if is_directory else status.st_size
         if remove and is_directory:
-            remove_tree(Path(entry.path))
+            try:
+                remove_tree(entry.path)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+                return None  # another process removes it at the same time
         elif remove:
             os.unlink(entry.path)
         return size
@@ -208,24 +213,14 @@ def _looked_for(path: str) -> Iterator[bool | None]:
         os.close(handle)
 
 
-def remove_tree(directory: Path, *, keep: bool = False) -> None:
-    """Remove a directory with all that is in it, also where directories in it forbid writing;
-    `keep` leaves it empty."""
-    for current, names, _files in os.walk(os.fsencode(directory)):
-        for name in names:
-            child = os.path.join(current, name)
-            if not os.path.islink(child):
-                os.chmod(child, 0o700)
-    for entry in os.scandir(directory):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
-        else:
-            os.unlink(entry.path)
-    if not keep:
-        directory.rmdir()
-
-
 def _bytes_below(path: str) -> int:
-    return sum(
-        os.lstat(os.path.join(current, name)).st_size for current, _names, files in os.walk(path) for name in files
-    )
+    """Of the files below a directory, however deep they lie, as far as this user may see them."""
+    size, pending = 0, [path]
+    while pending:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                else:
+                    size += entry.stat(follow_symlinks=False).st_size
+    return size

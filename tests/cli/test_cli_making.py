@@ -331,9 +331,10 @@ def test_a_layout_that_may_only_be_read_is_exported(place: Path, form: str) -> N
         kernel.unmount(place / "shared")
 
 
-def test_a_layer_that_is_elsewhere_is_said(place: Path) -> None:
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+def test_a_layer_that_is_elsewhere_is_said(place: Path, form: str) -> None:
     """As the base of a package that was packed onto one at the origin."""
-    packed = done(place, "pack", place / "src", "-t", "a/b:v1")
+    packed = done(place, "pack", place / "src", "-t", "a/b:v1", "--format", form)
     (place / "layout/blobs/sha256" / packed["layers"][0]["digest"][7:]).unlink()
     problem = done(place, "export", "a/b:v1", "--tar", "-o", place / "tar", code=3)
     assert "layer sha256:" in problem["detail"] and "base" in problem["remedy"]
@@ -353,6 +354,40 @@ def test_settings_that_are_no_text_are_refused(place: Path, option: str) -> None
     packed = run("pack", place / "src", "-t", "a:1", option, value, "--layout", place / "layout")
     assert packed.returncode == 2, packed.stderr
     assert "unexpected" not in packed.stderr
+
+
+def test_a_directory_beside_the_layers_of_a_project_file_is_not_passed_over(place: Path) -> None:
+    (place / "project").mkdir()
+    (place / "project/p2pdist.toml").write_text('name = "a/b"\n[[layer]]\nsource = "../src"\n')
+    named = ("--project", place / "project/p2pdist.toml")
+    problem = done(place, "pack", place / "src", *named, code=2)
+    assert str(place / "src") in problem["detail"]
+    for source in (("project",), (place / "project/../project/",), ()):
+        done(place, "pack", *source, *named)
+    assert "data" in contents(place, "a/b")
+
+
+def test_a_model_leaves_out_what_its_project_file_says(place: Path) -> None:
+    """It may be a secret. What means nothing to a model is refused, as the options are."""
+    file = place / "src/p2pdist.toml"
+    (place / "src/secret.key").write_text("secret")
+    file.write_text('name = "models/a"\nignore = ["*.key", "/p2pdist.toml"]\n')
+    done(place, "pack", place / "src", "--format", "modelpack", "--ignore", "sub")
+    done(place, "export", "models/a", "--dir", "-o", place / "out")
+    kept = {path.name for path in (place / "src").iterdir()} - {"secret.key", "p2pdist.toml", "sub"}
+    assert {path.name for path in (place / "out").iterdir()} == kept
+    for line in ('base = "a/b:1"', 'entrypoint = ["x"]', '[env]\nA = "b"', '[[layer]]\nsource = "."'):
+        file.write_text(f'name = "models/a"\n{line}\n')
+        problem = done(place, "pack", place / "src", "--format", "modelpack", code=2)
+        assert "says nothing of a model" in problem["detail"] and str(file) in problem["detail"]
+
+
+@pytest.mark.parametrize("kind", ["--dir", "--modelpack", "--tar"])
+def test_an_export_to_nowhere_names_where_it_was_to_go(place: Path, kind: str) -> None:
+    done(place, "pack", place / "src", "-t", "a/b:v1")
+    problem = done(place, "export", "a/b:v1", kind, "-o", place / "nowhere/out", code=1)
+    assert f"cannot write {place / 'nowhere/out'}: No such file" in problem["detail"]
+    assert problem["remedy"].startswith("Name another")
 
 
 @pytest.mark.root

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.mount import kernel
-from p2pdist.mount.files.removal import remove_tree
+from p2pdist.removal import remove_tree
 
 
 @pytest.mark.root

@@ -14,9 +14,9 @@ import pytest
 
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, P2PDistError
 from p2pdist.mount import kernel
-from p2pdist.mount.files.removal import remove_tree
 from p2pdist.mount.squashfs import inspect
 from p2pdist.mount.views import mount_view, unmount_view
+from p2pdist.removal import remove_tree
 
 Layer = Callable[..., Path]
 OVERLAY_OPAQUE = "trusted.overlay.opaque"

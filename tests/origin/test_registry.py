@@ -7,15 +7,17 @@ import base64
 import json
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientConnectionError, ClientResponse, web
 from origin_rig import free_port, store_file
 from registry_rig import PASSWORD, USER, Realm, Registry, needs_registry, running_registry
+from yarl import URL
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable, UsageError
@@ -23,6 +25,7 @@ from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.origin.contract import Origin
 from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout
+from p2pdist.origin.registry.client import RegistryClient
 from p2pdist.origin.registry.names import RepositoryNames
 from p2pdist.package.repository.push import push
 
@@ -102,6 +105,59 @@ async def test_a_blob_is_sent_in_chunks_and_once(
     assert await origin.write_blob(digest, path, on_bytes=seen.append) == 0
     assert len(seen) == 4
     assert await origin.read(digest) == path.read_bytes()
+
+
+@pytest.mark.parametrize("broken", ["before", "within", "behind", "the end"])
+async def test_an_upload_goes_on_from_where_it_was_broken_off(
+    registry: Registry, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """A push of hours does not fail for one answer that does not come."""
+    monkeypatch.setattr("p2pdist.origin.registry.origin.CHUNK_BYTES", 1 << 20)
+    path = tmp_path / "large"
+    path.write_bytes(b"".join(number.to_bytes(4, "big") for number in range(3 << 18)))
+    digest = digest_of(path.read_bytes())
+    send, asked = RegistryClient._send, Counter[str]()
+
+    async def lose(self: RegistryClient, method: str, url: URL, headers: dict[str, str], data: Any) -> ClientResponse:
+        asked[method] += 1
+        if method != ("PUT" if broken == "the end" else "PATCH") or asked[method] not in (1, 3):
+            return await send(self, method, url, headers, data)
+        if broken == "within":
+            half = len(data) // 2
+            start = headers["Content-Range"].partition("-")[0]
+            headers |= {"Content-Length": str(half), "Content-Range": f"{start}-{int(start) + half - 1}"}
+            data = data[:half]
+        if broken != "before":
+            (await send(self, method, url, headers, data)).release()
+        raise ClientConnectionError("broken off")
+
+    monkeypatch.setattr(RegistryClient, "_send", lose)
+    origin, seen = opened(registry.url(f"resumed/{broken.replace(' ', '-')}")), list[int]()
+    assert await origin.write_blob(digest, path, on_bytes=seen.append) == 3 << 20
+    assert sum(seen) == 3 << 20
+    assert asked["PUT" if broken == "the end" else "PATCH"] > 1
+    assert await origin.read(digest) == path.read_bytes()
+
+
+@pytest.mark.parametrize("status", [404, 204])
+async def test_an_upload_is_not_begun_for_ever(odd: Any, tmp_path: Path, status: int) -> None:
+    asked = Counter[str]()
+
+    async def handler(request: web.Request) -> web.Response:
+        asked[request.method] += 1
+        if request.method == "HEAD":
+            return web.Response(status=404)
+        if request.method == "PATCH":
+            return web.Response(status=503, text="down")
+        given = {"Location": request.path, "Range": "0-0"} if status == 204 else {}
+        return web.Response(status=202 if request.method == "POST" else status, headers={"Location": "/v2/u", **given})
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    with pytest.raises(Unavailable, match="503"):
+        await (await odd(handler)).write_blob(DIGEST, path)
+    assert asked["PATCH"] == 4
+    assert asked["POST"] == (4 if status == 404 else 1)
 
 
 async def test_an_altered_file_is_never_stored(registry: Registry, opened: Any, tmp_path: Path) -> None:

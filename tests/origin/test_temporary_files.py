@@ -18,6 +18,7 @@ from p2pdist.origin.temporary_files import (
     boot_mark,
     new_directory,
     new_file,
+    stage_directory,
 )
 
 OTHER = f"{TEMPORARY}00000000-0000-4000-8000-000000000000-"
@@ -106,4 +107,24 @@ def test_whoever_makes_one_while_others_tidy_up_keeps_it(tmp_path: Path) -> None
         for thread in threads:
             thread.join()
     named(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_nested_deeper_than_a_program_calls_itself_goes(tmp_path: Path) -> None:
+    """Also what a killed process left: nothing could be packed beside it any more."""
+
+    def fill(place: Path) -> None:
+        place.mkdir(exist_ok=True)
+        for _ in range(sys.getrecursionlimit()):
+            place /= "d"
+            place.mkdir()
+        (place / "file").write_bytes(b"12345")
+
+    with stage_directory(tmp_path, "x") as made:
+        fill(made)
+    with new_directory(tmp_path) as made:
+        fill(made)
+    assert list(tmp_path.iterdir()) == []
+    fill(tmp_path / f"{boot_mark()}1")
+    assert list(abandoned(tmp_path, remove=True)) == [(f"{boot_mark()}1", 5)]
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ import shutil
 import stat
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import zstandard
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.package.archive.import_ import Unpacked, unpack_source
 from p2pdist.package.archive.untar import Applied, apply_tar, finish
+from p2pdist.removal import remove_tree
 
 Entry = tuple[str, Any]
 """Name, and: str for a file, None for a directory, ("link", to), ("hard", to), or a tarfile.TarInfo
@@ -137,6 +138,32 @@ def test_layers_replace_and_hide(tmp_path: Path) -> None:
         "keep": "1", "dir": "/", "dir/two": "1", "opaque": "/", "opaque/new": "2", "opaque/sub": "/", "opaque/sub/new": "2",
         "file": "/", "file/now": "/", "file/now/a directory": "2", "tree": "2", "mixed": "/", "mixed/new": "2", "link": "2",
     }  # fmt: skip
+
+
+def test_directories_of_any_depth_are_hidden(tmp_path: Path) -> None:
+    deep = "/".join("d" * 998)
+    applied(tmp_path / "root", tar_of((deep, None), (f"{deep}/file", "x")), tar_of((".wh.d", "")))
+    assert content(tmp_path / "root") == {}
+    applied(tmp_path / "own", tar_of(("d/old", "x")), tar_of((f"{deep}/file", "x"), (".wh..wh..opq", "")))
+    assert (tmp_path / "own" / deep / "file").exists()
+    assert not (tmp_path / "own/d/old").exists()
+    remove_tree(tmp_path / "own")
+
+
+def test_what_is_removed_costs_what_is_in_it(tmp_path: Path) -> None:
+    """And not a look at all directories of the image: an opaque directory may hide thousands."""
+
+    class Unlisted(dict[bytes, Any]):
+        def __iter__(self) -> Iterator[bytes]:
+            raise AssertionError("all that is known was looked at")
+
+    (tmp_path / "root").mkdir()
+    state = Applied(directories=Unlisted(), closed=Unlisted())
+    lower = tar_of(*((f"p/d{number}", None) for number in range(20)), ("p/d1/file", "x"), ("q", None))
+    for layer in (lower, tar_of(("p/.wh..wh..opq", ""), ("p/d1", None))):
+        apply_tar(io.BytesIO(layer), tmp_path / "root", state)
+    assert set(state.directories.keys()) == {b"p", b"p/d1", b"q"}
+    assert content(tmp_path / "root") == {"p": "/", "p/d1": "/", "q": "/"}
 
 
 @pytest.mark.parametrize(
@@ -540,6 +567,19 @@ def test_a_docker_archive_names_nothing_outside(tmp_path: Path, name: str) -> No
     (tmp_path / "saved.tar").write_bytes(archive)
     with pytest.raises(Corrupt, match="outside"):
         unpacked(tmp_path / "saved.tar", tmp_path / "work")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["fifo", "directory", "a" * 300, "config.json/layer"])
+def test_a_docker_archive_whose_layer_is_no_file_is_corrupt(tmp_path: Path, name: str) -> None:
+    """It is not waited for: nobody writes to a FIFO of a directory that came from elsewhere."""
+    place = tmp_path / "saved"
+    (place / "directory").mkdir(parents=True)
+    os.mkfifo(place / "fifo")
+    (place / "manifest.json").write_text(json.dumps([{"Config": "config.json", "Layers": [name]}]))
+    (place / "config.json").write_text(json.dumps({"rootfs": {"diff_ids": ["sha256:" + "0" * 64]}}))
+    with pytest.raises(Corrupt, match="is not a regular file"):
+        unpacked(place, tmp_path / "work")
 
 
 @pytest.mark.parametrize("name", ["loop", "loop/config.json", "manifest.json/config.json", "a" * 300])

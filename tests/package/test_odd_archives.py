@@ -4,10 +4,12 @@ whole."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import io
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -274,6 +276,13 @@ def test_what_is_no_tar_is_called_so(tmp_path: Path, data: bytes) -> None:
         imported(data, tmp_path)
 
 
+def test_an_archive_that_takes_much_memory_is_called_so(tmp_path: Path) -> None:
+    """It is whole, and zstd(1) unpacks it when it is allowed to."""
+    frame = b"\x28\xb5\x2f\xfd\0" + bytes([(30 - 10) << 3])  # RFC 8878: magic, descriptor, window of 1 GiB
+    with pytest.raises(TooLarge, match=r"window of over 128 MiB.*--long=27"):
+        imported(frame + bytes(600), tmp_path)
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_an_archive_comes_through_a_pipe(tmp_path: Path, compressed: bool) -> None:
     """As of `docker save NAME | p2pdist import -`, of a FIFO and of <(...) of a shell, a few bytes
@@ -296,6 +305,35 @@ def test_an_archive_comes_through_a_pipe(tmp_path: Path, compressed: bool) -> No
     assert (unpacked.root / "name").stat().st_size == 70_000
     with pytest.raises(NotFound, match="it is a device"):
         unpack_source(Path("/dev/null"), tmp_path / "work")
+
+
+def _write(end: int, data: bytes) -> None:
+    with open(end, "wb") as pipe:
+        pipe.write(data)
+
+
+@pytest.mark.parametrize("kind", ["socket", "removed file", "file that was read from", "pipe"])
+def test_standard_input_is_read_as_it_is(tmp_path: Path, kind: str) -> None:
+    """Programs hand over sockets, and files that have no name any more. A name of the descriptor
+    leads to none of them."""
+    data = odd.file(b"name", b"x" * 70_000) + odd.END
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+        if kind == "socket":
+            reader, writer = map(stack.enter_context, socket.socketpair())
+            pool.submit(lambda: (writer.sendall(data), writer.close()))
+            number = reader.fileno()
+        elif kind == "pipe":
+            number, end = os.pipe()
+            stack.callback(os.close, number)
+            pool.submit(_write, end, data)
+        else:
+            file = stack.enter_context(tempfile.TemporaryFile(dir=tmp_path, buffering=0))
+            file.write((b"before" if kind != "removed file" else b"") + data)
+            file.seek(-len(data), os.SEEK_END)
+            number = file.fileno()
+        (tmp_path / "work").mkdir()
+        unpacked = unpack_source(source_path(Path(f"/dev/fd/{number}"), "archive"), tmp_path / "work")
+    assert (unpacked.root / "name").stat().st_size == 70_000
 
 
 def test_settings_of_an_image_that_no_program_can_have(tmp_path: Path) -> None:
@@ -328,6 +366,15 @@ def test_an_index_of_nothing_is_called_so(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     with pytest.raises(NotFound, match="there is no image in it"):
         unpack_source(tmp_path / "image", tmp_path / "work")
+
+
+def test_an_empty_list_is_no_docker_archive(tmp_path: Path) -> None:
+    """Web applications have a manifest.json of their own."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/manifest.json").write_text("[]\n")
+    assert unpack_source(tmp_path / "app", tmp_path / "nowhere").kind == "directory"
+    found, _, _ = imported(odd.file(b"manifest.json", b"[]\n") + odd.END, tmp_path)
+    assert set(found) == {b"manifest.json"}
 
 
 def test_a_command_that_is_one_string_is_a_word(tmp_path: Path) -> None:

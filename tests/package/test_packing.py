@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -22,8 +23,9 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.pieces import PieceList
 from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.modelpack import pack_model
 from p2pdist.package.pack import Packed, Settings, pack
-from p2pdist.package.repository.contract import read_content
+from p2pdist.package.repository.contract import Content, read_content
 from p2pdist.package.repository.push import compare, push, push_blob
 
 BASE, V1, V2 = (parse_reference(text) for text in ("team/env:1", "trainer:v1", "trainer:v2"))
@@ -205,6 +207,37 @@ async def test_a_file_that_grows_meanwhile_is_not_taken(tmp_path: Path) -> None:
 
     with pytest.raises(Corrupt, match="grew"):
         read_content(path, on_bytes=grow)
+
+
+async def test_a_file_that_shrinks_meanwhile_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "shrinking"
+    path.write_bytes(bytes(200_000))
+
+    def shrink(count: int) -> None:
+        os.truncate(path, 0)
+
+    with pytest.raises(Corrupt, match=f"{path} became shorter.*Try again when"):
+        read_content(path, on_bytes=shrink)
+
+
+@pytest.mark.parametrize("how", ["blob", "model"])
+async def test_a_file_that_changes_before_it_is_sent_stays(
+    origin: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It belongs to the user, who is not told to delete it."""
+    path = tmp_path / "model/changing"
+    path.parent.mkdir()
+    path.write_bytes(b"before")
+
+    def write(path: Path, **more: Any) -> Content:
+        content = read_content(path, **more)
+        path.write_bytes(b"behind")
+        return content
+
+    monkeypatch.setattr("p2pdist.package.repository.push.read_content", write)
+    monkeypatch.setattr("p2pdist.package.modelpack.read_content", write)
+    with pytest.raises(Corrupt, match=f"{path} .*Try again when nothing writes to it"):
+        await (push_blob(path, origin) if how == "blob" else pack_model(path.parent, V1, origin))
 
 
 async def test_a_layout_within_the_source_is_refused(tmp_path: Path, sources: dict[str, Path]) -> None:

@@ -65,6 +65,9 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
         ('entrypoint = "python train.py"', "entrypoint"),
         ("[env]\nA = 1", "env"),
         ('name = "a', "TOML"),
+        ('[env]\n"A=B" = "x"', "A=B"),
+        ('[env]\n"" = "x"', "no name of an environment entry"),
+        (f'[[layer]]\nsource = "x"\ntarget = "d{"/d" * 1200}"', "more than 100 directories deep"),
         *(
             (f'[[layer]]\nsource = "x"\ntarget = "{target}"', "target")
             for target in ("/abs", "../up", "a//b", "a/../b")

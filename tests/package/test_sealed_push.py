@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from p2pdist.encryption import decrypted, new_identity, unwrap
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
+from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import (
     PACK_TYPE,
     SEALED_TYPE,
@@ -222,6 +225,42 @@ async def test_what_a_disk_changed_in_the_layout_is_not_encrypted(rig: Rig) -> N
     assert not (rig.layout.directory / RECORD).exists()
     path.write_bytes(good)
     await rig.push()
+
+
+async def test_two_pushes_at_once_keep_the_records_of_both(rig: Rig, tmp_path: Path) -> None:
+    """Else hosts would fetch the next version of one of them whole."""
+    other = parse_reference("team-a/other:v1")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_bytes(os.urandom(200_000))
+    await pack(tmp_path / "other", other, rig.layout, level=1, format="tree")
+    references = (REFERENCE, other)
+    await asyncio.gather(*(push_encrypted(each, rig.layout, rig.origin, rig.recipient) for each in references))
+    for reference in references:
+        again = await push_encrypted(reference, rig.layout, rig.origin, rig.recipient)
+        assert again.bytes_sent < 100_000
+
+
+@pytest.mark.root
+async def test_a_disk_that_is_full_is_named(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", tmp_path / "disk"], check=True)
+    try:
+        shutil.copytree(rig.layout.directory, tmp_path / "disk/layout")
+        layout = LocalLayout(tmp_path / "disk/layout")
+        with pytest.raises(DiskFull, match=f"{layout.directory} lacks space"):
+            await push_encrypted(REFERENCE, layout, rig.origin, rig.recipient)
+        assert list((layout.directory / ".incoming").iterdir()) == []
+        await layout.close()
+    finally:
+        subprocess.run(["umount", tmp_path / "disk"], check=True)
+
+
+async def test_a_record_that_cannot_be_written_leaves_nothing_and_is_named(rig: Rig) -> None:
+    (rig.layout.directory / RECORD / "in the way").mkdir(parents=True)
+    with pytest.raises(P2PDistError, match=f"{REFERENCE} was pushed, and .*{RECORD} cannot be written"):
+        await rig.push()
+    assert [name for name in os.listdir(rig.layout.directory) if RECORD in name] == [RECORD]
+    await rig.origin.resolve(REFERENCE)
 
 
 async def test_a_package_has_no_more_keys_than_hosts_take(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

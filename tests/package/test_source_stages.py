@@ -10,10 +10,11 @@ import pytest
 
 from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.origin.temporary_files import remove_tree, stage_directory
+from p2pdist.origin.temporary_files import stage_directory
 from p2pdist.package.source.ignore import matcher
 from p2pdist.package.source.scan import with_parents
 from p2pdist.package.source.stages import stage, walk
+from p2pdist.removal import remove_tree
 
 
 def listing(directory: Path) -> dict[str, tuple[int, int, bytes | str]]:
@@ -73,6 +74,18 @@ def test_what_changes_meanwhile_is_told(source: Path, tmp_path: Path) -> None:
         stage(source, tmp_path / "made", ignore=ignore)
 
 
+def test_what_vanishes_meanwhile_is_not_to_be_made_readable(source: Path, tmp_path: Path) -> None:
+    """Of models and chosen files nothing is looked at again."""
+
+    def ignore(path: bytes, _is_directory: bool) -> bool:
+        for name in ("run", "link", "a/one", "a/again"):
+            (source / name).unlink(missing_ok=True)
+        return False
+
+    with pytest.raises(Corrupt, match=f"{source}.* vanished while it was packed.*nothing writes there"):
+        list(walk(source, ignore=ignore))
+
+
 def test_on_another_file_system_it_is_copied(source: Path, tmp_path: Path) -> None:
     """With modes, times, symbolic links and the names of one file kept together; what cannot be
     copied is named."""
@@ -87,6 +100,21 @@ def test_on_another_file_system_it_is_copied(source: Path, tmp_path: Path) -> No
     del expected["fifo"]
     assert found == expected
     assert not place.exists()
+
+
+def test_holes_stay_holes(tmp_path: Path) -> None:
+    """A copy of a sparse file would fill the disk of the layout."""
+    (tmp_path / "source").mkdir()
+    for name, last in (("middle", b"end"), ("last", b"")):
+        with (tmp_path / "source" / name).open("wb") as file:
+            file.write(b"begin")
+            file.seek(96 << 20)
+            file.write(last)
+            file.truncate((96 << 20) + 100)
+    stage(tmp_path / "source", tmp_path / "made")
+    for name in ("middle", "last"):
+        assert (tmp_path / "made" / name).read_bytes() == (tmp_path / "source" / name).read_bytes()
+        assert (tmp_path / "made" / name).stat().st_blocks * 512 < 1 << 20
 
 
 def test_a_part_of_it(source: Path, tmp_path: Path) -> None:

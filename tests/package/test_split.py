@@ -107,6 +107,18 @@ def test_a_distribution_without_a_record_is_said(environment: Path) -> None:
     assert found.notes == ("odd has no RECORD and goes to the upper layer",)
 
 
+def test_a_record_that_is_none_is_named(environment: Path) -> None:
+    """A quotation mark without its other one makes one field of all lines."""
+    info = site_of(environment) / "odd-1.0.dist-info"
+    info.mkdir()
+    try:
+        (info / "RECORD").write_text('"odd.py,,\n' + "odd/module.py,,\n" * 10_000)
+        with pytest.raises(UsageError, match=f"{info / 'RECORD'} is no list of files.*Install"):
+            split(environment)
+    finally:
+        shutil.rmtree(info)
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["RECORD", "direct_url.json"])
 def test_metadata_that_is_no_file_is_not_waited_for(environment: Path, name: str) -> None:

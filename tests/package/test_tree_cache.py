@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import DiskFull
 from p2pdist.model.manifest import Descriptor
 from p2pdist.package.tree.cache import CacheBuilder, CacheFile, FilesCache, Head, Index, Outcome
 
@@ -124,3 +126,15 @@ def test_drafts_of_others_come_and_go_while_a_cache_is_saved(tmp_path: Path) -> 
             ended.set()
 
     side_by_side(packing, others, others)
+
+
+@pytest.mark.root
+def test_a_disk_without_room_for_a_cache_is_called_full(tmp_path: Path) -> None:
+    """What it needs is room, and not another mode."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], check=True)
+    try:
+        with pytest.raises(DiskFull, match="lacks space"):
+            save(CacheFile(tmp_path, ("one",)), FilesCache(), bytes(100_000), anew=True)
+        assert list((tmp_path / ".pack").iterdir()) == []
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)

@@ -18,7 +18,8 @@ from tree_rig import listed, read_back
 from p2pdist.model.catalog import Catalog, Pack, record
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound
-from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, Descriptor, Reference, parse_reference
+from p2pdist.model.manifest import CATALOG_TYPE, MANIFEST_BYTES_MAX, PACK_TYPE, Descriptor, Reference, parse_reference
+from p2pdist.model.torrent import TORRENT_TYPE, torrent_reference
 from p2pdist.model.tree import PAGE_ENTRIES_MAX, WHOLE_MAX, Entry, File, HardLink, Whiteout, decode_root, ends_page
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, Settings, pack
@@ -509,4 +510,14 @@ async def test_tags_of_other_tools_are_left_alone(layout: LocalLayout, source: P
     digest = await layout.write_document(body)
     await layout.tag(V1, Descriptor("application/vnd.oci.image.manifest.v1+json", Digest(digest), len(body)))
     packed = await pack_tree(source, V2, layout)
+    assert (await read_back(layout, packed)).trees[0] == listed(source)
+
+
+async def test_a_tag_of_what_is_no_manifest_is_of_any_size(layout: LocalLayout, source: Path) -> None:
+    """Where the layout is central storage, too, torrents are tagged there; that of a package of
+    many pieces is larger than any manifest."""
+    data = bytes(MANIFEST_BYTES_MAX + 1)
+    digest = await layout.write_document(data)
+    await layout.tag(torrent_reference(digest), Descriptor(TORRENT_TYPE, digest, len(data)))
+    packed = await pack_tree(source, V1, layout)
     assert (await read_back(layout, packed)).trees[0] == listed(source)

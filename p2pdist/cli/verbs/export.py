@@ -7,8 +7,8 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
@@ -157,16 +157,12 @@ class _Export:
         await self._stoppable(write_xar, image, config, self._target, report=self._report)
 
     async def _write_model(self, reference: Reference, manifest: Manifest, layout: LocalLayout, stage: Path) -> None:
-        """The layout appears whole or not at all."""
         from p2pdist.origin.layout import LocalLayout
-        from p2pdist.origin.temporary_files import stage_directory
         from p2pdist.package.modelpack import export_model, pack_model
 
         target = self._target.absolute()
-        if os.path.lexists(target):
-            raise UsageError(f"{target} exists", remedy="Name a new directory")
         named = Reference(reference.name, reference.tag or "latest")
-        with stage_directory(target.parent, f"{target} exported") as work:
+        with _beside(target) as work:
             made = LocalLayout(work / "layout")
             try:
                 if is_model(manifest):
@@ -193,18 +189,10 @@ class _Export:
         return image
 
     async def _write_directory(self, manifest: Manifest, layout: LocalLayout) -> None:
-        """The directory appears whole or not at all."""
-        from p2pdist.origin.temporary_files import stage_directory
-
         target = self._target.absolute()
-        if os.path.lexists(target):
-            raise UsageError(f"{target} exists", remedy="Name a new directory")
-        try:
-            with stage_directory(target.parent, f"{target} exported") as stage:
-                merged = await self._merged(manifest, layout, stage, writable=True)
-                merged.path.rename(target)
-        except OSError as error:
-            raise P2PDistError(f"cannot write {target}: {error.strerror}", remedy="Name another one with -o") from error
+        with _beside(target) as stage:
+            merged = await self._merged(manifest, layout, stage, writable=True)
+            merged.path.rename(target)
 
     def _write_tar(self, merged: Materialized) -> None:
         from p2pdist.package.archive.export import make_readable, new_file, write_tar
@@ -252,3 +240,18 @@ class _Export:
                 f"cannot unpack the package: {error.strerror}",
                 remedy=remedy_of(error),
             ) from error
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A directory beside the new one `target`, which appears whole, by a renaming, or not at all.
+    Raises UsageError, and P2PDistError where it cannot be written."""
+    from p2pdist.origin.temporary_files import stage_directory
+
+    if os.path.lexists(target):
+        raise UsageError(f"{target} exists", remedy="Name a new directory")
+    try:
+        with stage_directory(target.parent, f"{target} exported") as stage:
+            yield stage
+    except OSError as error:
+        raise P2PDistError(f"cannot write {target}: {error.strerror}", remedy="Name another one with -o") from error

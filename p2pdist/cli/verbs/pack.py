@@ -233,7 +233,7 @@ def pack_source(
     reference = _reference(given, described)
     if given.form == "modelpack":
         with output.Progress(quiet=quiet) as progress:
-            return asyncio.run(_pack_model(source, given, reference, layout, progress)), []
+            return asyncio.run(_pack_model(source, given, file, reference, layout, progress)), []
     options = _pack_options(given, described)
     layers, notes = _layers(source, given, file)
 
@@ -247,9 +247,15 @@ def pack_source(
 
 
 async def _pack_model(
-    source: Path | None, given: Choices, reference: Reference, layout: Path, progress: output.Progress
+    source: Path | None,
+    given: Choices,
+    file: ProjectFile | None,
+    reference: Reference,
+    layout: Path,
+    progress: output.Progress,
 ) -> Packed:
-    """Make a model. Raises UsageError for an option that means nothing to one."""
+    """Make a model. Raises UsageError for an option, or a key of the project file, that means
+    nothing to one."""
     from p2pdist.package.layers import plain_layer
     from p2pdist.package.modelpack import pack_model
 
@@ -260,7 +266,11 @@ async def _pack_model(
         if value not in (None, False, ()) and field.name not in ("tag", "form", "ignore", "follow_links"):
             option = field.name.replace("_", "-")
             raise UsageError(f"--{option} says nothing of a model", remedy="Leave it away, or pack a tree")
-    ignore = plain_layer(source, "tree", given.ignore).ignore
+    project = file.project if file else None
+    for key in ("base", "entrypoint", "env", "working_dir", "layer"):
+        if file is not None and getattr(file.project, key):
+            raise UsageError(f"{file.path}: `{key}` says nothing of a model", remedy="Leave it away, or pack a tree")
+    ignore = plain_layer(source, "tree", given.ignore, project).ignore
     async with opened_layout(layout) as local:
         return await pack_model(
             source, reference, local, ignore=ignore, follow_links=given.follow_links, on_progress=progress
@@ -313,11 +323,17 @@ def _settings(given: Choices, project: Project | None) -> Settings:
 def _layers(source: Path | None, given: Choices, file: ProjectFile | None) -> tuple[list[Layer], list[str]]:
     """What goes into each layer, and notes for the user."""
     from p2pdist.package.layers import plain_layer, project_layers, split_layer, used_layer
+    from p2pdist.package.source.scan import source_directory
     from p2pdist.package.source.trace import merge, read_trace
 
     chosen = cast("Format | None", given.form)  # a model has been packed elsewhere
     form = chosen or (file.project.format if file else None) or "squashfs"
     if file is not None and (source is None or file.project.layer):
+        if source is not None and source_directory(source) != file.path.parent.resolve():
+            raise UsageError(
+                f"the layers of {file.path} say what is packed, and {source} is none of them",
+                remedy="Leave the directory away, or the layers",
+            )
         layers = project_layers(file, form, given.ignore)
     else:
         layers = [plain_layer(cast(Path, source), form, given.ignore, file.project if file else None)]

@@ -36,9 +36,9 @@ from types import TracebackType
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, variant_name, walking_order
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import ContentName, object_name
-from p2pdist.mount.files.removal import remove_tree
 from p2pdist.mount.files.variants import VariantSource, linked_mode
 from p2pdist.mount.layers import check_object, wrong_object
+from p2pdist.removal import remove_tree
 
 logger = logging.getLogger(__name__)
 

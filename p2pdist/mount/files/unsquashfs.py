@@ -27,8 +27,8 @@ from pathlib import Path
 
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
 from p2pdist.model.tree import MODE_MASK, Directory, Xattrs
-from p2pdist.mount.files.removal import remove_tree
 from p2pdist.mount.squashfs import Image
+from p2pdist.removal import remove_tree
 
 VERSION_MIN = (4, 5, 1)
 _INSTALL = "Install squashfs-tools 4.5.1 or newer"

@@ -29,6 +29,7 @@ from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLa
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor, Reference
 from p2pdist.model.url import redacted
 from p2pdist.origin.contract import Tagged
+from p2pdist.origin.layout import altered
 from p2pdist.origin.registry.client import RegistryClient, read_limited
 from p2pdist.origin.registry.names import REPOSITORY, TAG, RepositoryNames
 from p2pdist.origin.registry.upload import Upload
@@ -177,10 +178,7 @@ class RegistryOrigin:
         await asyncio.to_thread(_check_file, path, digest)
 
         async def read(at: int) -> bytes:
-            chunk = await asyncio.to_thread(_read_chunk, path, at)
-            if not chunk:
-                raise Corrupt(f"the file {path} became shorter while it was sent", remedy="Pack it again")
-            return chunk
+            return await asyncio.to_thread(_read_chunk, path, at)
 
         return size if await self._upload.blob(digest, size, read, on_bytes or (lambda length: None)) else 0
 
@@ -330,18 +328,20 @@ def _check_file(path: Path, digest: Digest) -> None:
     except OSError as error:
         raise _unreadable(path, error) from error
     if actual != digest:
-        raise Corrupt(
-            f"the file {path} is not blob {digest}: it was altered", remedy="Delete it and pack or fetch it again"
-        )
+        raise altered(path, digest)
 
 
 def _read_chunk(path: Path, start: int) -> bytes:
+    """Bytes of a file from `start` on. Raises Corrupt where it has none there any more."""
     try:
         with path.open("rb") as stream:
             stream.seek(start)
-            return stream.read(CHUNK_BYTES)
+            chunk = stream.read(CHUNK_BYTES)
     except OSError as error:
         raise _unreadable(path, error) from error
+    if not chunk:
+        raise Corrupt(f"the file {path} became shorter while it was sent", remedy="Try again when nothing writes to it")
+    return chunk
 
 
 def _unreadable(path: Path, error: OSError) -> P2PDistError:

@@ -52,7 +52,12 @@ async def read_packs(manifest: Manifest, layout: LocalRepository) -> Packs:
 
 async def read_entries(layer: Descriptor, packs: Packs, layout: LocalRepository) -> list[Entry]:
     """The entries of a tree layer, in walking order and checked. Raises NotFound or Corrupt."""
-    root = decode_root(await layout.read(layer.digest, limit=ROOT_BYTES_MAX))
+    try:
+        root = decode_root(await layout.read(layer.digest, limit=ROOT_BYTES_MAX))
+    except NotFound as error:
+        raise NotFound(
+            f"layer {layer.digest} is not at {layout.url}", remedy="Pack it there, with the base it stands on"
+        ) from error
     if any(page not in packs.pages for page in root.pages):
         raise Corrupt(f"no catalog of the package has all pages of layer {layer.digest}", remedy="Pack it again")
     return decode_tree(root, packs.pages)

@@ -35,7 +35,7 @@ from typing import IO, Any, Literal, TypeVar, cast
 import msgspec
 import zstandard
 
-from p2pdist.files import NotRegular, open_regular
+from p2pdist.files import NotRegular, open_regular, own_descriptor
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, TooLarge, UsageError, remedy_of
 from p2pdist.model.image_manifest import INDEX_DEPTH_MAX
@@ -58,6 +58,8 @@ CHUNK_BYTES = 1 << 20
 PIPE_LOOK_S = 0.2
 """How often it is looked whether the reading of a pipe is to end."""
 
+WINDOW_BYTES_MAX = 128 << 20
+"""Of memory that decompressing zstd may take: the default of its library, and of zstd(1)."""
 COMPRESSED_BYTES = 4096
 """Read of an xz or zstd file at a time: zstd makes up to 128 KiB of four bytes."""
 _NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
@@ -174,7 +176,7 @@ def unpack_source(
         parse_platform(platform)
     if source.is_dir():
         return _image(source, work, choice, report) or Unpacked(source, "directory")
-    if not source.is_file() and not source.is_fifo():
+    if not (source.is_file() or source.is_fifo() or (source.is_socket() and own_descriptor(source) is not None)):
         raise NotFound(
             f"there is no directory or archive {source}" + (": it is a device" * source.exists()),
             remedy="Check the path",
@@ -182,7 +184,7 @@ def unpack_source(
     outer = work / "archive"
     outer.mkdir()
     applied = choice.applied()
-    with _opened(source, report) as (stream, compressed):
+    with _opened(_readable(source), report) as (stream, compressed):
         apply_tar(stream, outer, applied, whiteouts=False, vouched=compressed)
     finish(outer, applied)
     plain = Unpacked(outer, "tar", seen=applied.seen, modes=applied.closed, notes=_notes(applied))
@@ -291,7 +293,7 @@ class _Images:
                     stream = _OneFile(layer, file)
                     apply_tar(cast(IO[bytes], stream), root, applied, whiteouts=False, vouched=True)
                 continue
-            with _opened(path, self.report) as (unpacked, _):
+            with _opened(_regular(path), self.report) as (unpacked, _):
                 apply_tar(unpacked, root, applied, whiteouts=False, vouched=True)
         finish(root, applied)
         return Unpacked(root, "model", Config(), applied.seen, applied.closed, _notes(applied))
@@ -355,7 +357,7 @@ class _Images:
         root.mkdir()
         applied = self.choice.applied()
         for path, expected in zip(layers, diff_ids, strict=True):
-            with _opened(path, self.report) as (stream, _):
+            with _opened(_regular(path), self.report) as (stream, _):
                 hashing = _Hashing(stream)
                 apply_tar(cast(IO[bytes], hashing), root, applied, vouched=True)
             if "sha256:" + hashing.hasher.hexdigest() != expected:
@@ -442,12 +444,13 @@ def _is_directory_of_blobs(place: Path) -> bool:
 
 
 def _is_saved(place: Path) -> bool:
+    """Whether it is what `docker save` wrote, which lists one image at least: other programs have a
+    manifest.json, too, and an empty list says nothing."""
     try:
         with _regular(place / "manifest.json") as file:
-            msgspec.json.decode(file.read(MANIFEST_BYTES_MAX), type=list[_Saved])
+            return bool(msgspec.json.decode(file.read(MANIFEST_BYTES_MAX), type=list[_Saved]))
     except (P2PDistError, *UNDECODABLE):
         return False
-    return True
 
 
 def _names_of(descriptor: _Descriptor) -> list[str]:
@@ -585,10 +588,10 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, report: Report) -> Iterator[tuple[IO[bytes], bool]]:
+def _opened(archive: contextlib.AbstractContextManager[IO[bytes]], report: Report) -> Iterator[tuple[IO[bytes], bool]]:
     """The decompressed bytes of an archive, and whether it is compressed: then reading them to
     their end shows that they are whole."""
-    with _readable(path) as file:
+    with archive as file:
         counted = io.BufferedReader(_Counted(file, os.fstat(file.fileno()).st_size, report), CHUNK_BYTES)
         head = counted.peek(6)[:6]
         stream: Any = None
@@ -608,10 +611,16 @@ def _opened(path: Path, report: Report) -> Iterator[tuple[IO[bytes], bool]]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[IO[bytes]]:
-    """A file or a pipe, such as /dev/stdin, open for reading. Raises as _regular does."""
+    """A file or a pipe, open for reading. What a descriptor of this process leads to, as /dev/stdin
+    names one, is read from where that stands: opened by its name it would begin anew, and may not
+    be there, or belong to another user. Raises as _regular does."""
+    if (descriptor := own_descriptor(path)) is not None:
+        with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file:
+            yield cast(IO[bytes], file)
+        return
     if not path.is_fifo():
-        with _regular(Path(os.path.realpath(path))) as file:
-            yield file
+        with _regular(Path(os.path.realpath(path))) as regular:
+            yield regular
         return
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
@@ -662,7 +671,15 @@ class _Frames(io.RawIOBase):
                 return False
         self._frame = self._frame or self._start()
         limit = () if hasattr(self._frame, "unconsumed_tail") else (CHUNK_BYTES,)
-        self._output = memoryview(self._frame.decompress(self._input, *limit))
+        try:
+            self._output = memoryview(self._frame.decompress(self._input, *limit))
+        except zstandard.ZstdError as error:
+            if "too much memory" not in str(error):
+                raise
+            raise TooLarge(
+                f"the archive is compressed with a window of over {WINDOW_BYTES_MAX >> 20} MiB, as zstd --long=31 makes it",
+                remedy="Compress it again with --long=27 at most, or import what zstd -d --long=31 -c FILE writes, from -",
+            ) from error
         self._input = b""
         if self._frame.eof:
             self._input, self._frame = self._frame.unused_data, None

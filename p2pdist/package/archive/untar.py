@@ -30,7 +30,6 @@ import errno
 import lzma
 import os
 import re
-import shutil
 import stat
 import tarfile
 import zlib
@@ -45,6 +44,7 @@ import zstandard
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, TooLarge, printable, remedy_of
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX, MODE_MASK, NAME_BYTES_MAX, PATH_BYTES_MAX, TARGET_BYTES_MAX
 from p2pdist.package.source.scan import ACCESS_LIST, ATTRIBUTES, CAPABILITIES, Scan
+from p2pdist.removal import remove_tree
 
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
@@ -256,17 +256,28 @@ class _Layer:
             mode = os.lstat(full).st_mode
         except FileNotFoundError:
             return
-        self.applied.closed.pop(path, None)
         if not stat.S_ISDIR(mode):
+            self.applied.closed.pop(path, None)
             os.unlink(full)
             return
-        shutil.rmtree(full)
-        below = path + b"/"
-        modes: dict[bytes, Any]
-        for modes in (self.applied.directories, self.applied.closed):
-            for gone in [entry for entry in modes if entry == path or entry.startswith(below)]:
-                del modes[gone]
-        self.real = {entry for entry in self.real if entry != path and not entry.startswith(below)}
+        self._forget(path)
+        remove_tree(full)
+
+    def _forget(self, path: bytes) -> None:
+        """Drop what is known of a directory and of all that is in it. It looks at what is there,
+        and not at all that is known: many directories may go, one after the other."""
+        pending = [path]
+        while pending:
+            directory = pending.pop()
+            self.real.discard(directory)
+            for modes in (self.applied.directories, self.applied.closed):
+                modes.pop(directory, None)
+            with os.scandir(self._full(directory)) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(os.path.join(directory, entry.name))
+                    else:
+                        self.applied.closed.pop(os.path.join(directory, entry.name), None)
 
     def _make_directory(self, path: bytes, member: tarfile.TarInfo) -> None:
         self._parents(os.path.dirname(path))
@@ -390,13 +401,14 @@ class _Layer:
 
     def _hide(self, path: bytes) -> None:
         """Remove what lower layers have at a path; what this layer has brought there stays."""
-        if path not in self.own:
-            self._clear(path)
-            return
-        full = self._full(path)
-        if os.path.isdir(full) and not os.path.islink(full):
-            for name in os.listdir(full):
-                self._hide(os.path.join(path, name))
+        pending = [path]
+        while pending:
+            entry = pending.pop()
+            full = self._full(entry)
+            if entry not in self.own:
+                self._clear(entry)
+            elif os.path.isdir(full) and not os.path.islink(full):
+                pending += [os.path.join(entry, name) for name in os.listdir(full)]
 
 
 class _Limited:

@@ -76,9 +76,12 @@ def read_content(
             if size > piece_size_for(size) * PIECES_LIMIT:
                 raise UsageError(f"{path} of {size} bytes is larger than a blob may be", remedy="Split it")
             reader = _Reader(stream, on_bytes, stopped)
-            pieces = PieceList.of_stream(cast(BinaryIO, reader), size)
+            try:
+                pieces = PieceList.of_stream(cast(BinaryIO, reader), size)
+            except Corrupt as error:
+                raise Corrupt(f"{path} became shorter while it was read", remedy=_WRITTEN_TO) from error
             if stream.read(1):
-                raise Corrupt(f"{path} grew while it was read", remedy="Try again when nothing writes to it")
+                raise Corrupt(f"{path} grew while it was read", remedy=_WRITTEN_TO)
     except FileNotFoundError as error:
         raise NotFound(f"there is no file {path}", remedy="Check the path") from error
     except OSError as error:
@@ -87,6 +90,9 @@ def read_content(
             remedy=remedy_of(error),
         ) from error
     return Content(Digest("sha256:" + reader.hasher.hexdigest()), pieces)
+
+
+_WRITTEN_TO = "Try again when nothing writes to it"
 
 
 class _Reader:

@@ -10,6 +10,9 @@ is for the same recipient. The record holds no key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import threading
@@ -24,7 +27,7 @@ import msgspec
 
 from p2pdist.encryption import check_recipient, encrypted, new_key, wrap
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import UNDECODABLE, Corrupt, DiskFull, NotFound, P2PDistError, UsageError, remedy_of
 from p2pdist.model.manifest import (
     DOCUMENT_BYTES_MAX,
     MANIFEST_TYPE,
@@ -86,14 +89,26 @@ def _read_record(layout: LocalRepository) -> dict[Digest, Encrypted]:
         return {}
 
 
-def _write_record(layout: LocalRepository, record: dict[Digest, Encrypted]) -> None:
-    """Write what was pushed, the latest last; the earlier half goes while it is over the limit."""
-    while len(data := msgspec.json.encode(record)) > RECORD_BYTES_MAX:
-        record = dict(islice(record.items(), -(-len(record) // 2), None))
+def _write_record(layout: LocalRepository, pushed: dict[Digest, Encrypted]) -> None:
+    """Add what was pushed, as the latest, to what other pushes have written by now; the earlier
+    half goes while that is over the limit. Raises OSError."""
+    handle = os.open(layout.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     path = layout.directory / RECORD
     temporary = path.with_name(f".{RECORD}.{os.getpid()}")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    try:
+        with contextlib.suppress(OSError):  # where there are no locks, pushes at once may lose records
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        record = _read_record(layout)
+        for digest in pushed:
+            record.pop(digest, None)
+        record |= pushed
+        while len(data := msgspec.json.encode(record)) > RECORD_BYTES_MAX:
+            record = dict(islice(record.items(), -(-len(record) // 2), None))
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+        os.close(handle)
 
 
 @dataclass(slots=True)
@@ -192,12 +207,30 @@ class _Sealing:
                 remedy="Split the package",
             )
         path = self._scratch / "documents"
-        path.write_bytes(data)
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            raise self._failure(error, len(data)) from error
         return self._encrypt(path, digest_of(data), len(data), lambda count: None)
 
     def _encrypt(self, path: Path, digest: Digest, size: int, on_bytes: Callable[[int], None]) -> _Part:
         """Encrypt a file. Raises Corrupt where it is not what `digest` names: nobody could tell
-        from the encrypted blob, and the record would keep the mistake."""
+        from the encrypted blob, and the record would keep the mistake. Raises DiskFull."""
+        try:
+            return self._encrypt_file(path, digest, size, on_bytes)
+        except OSError as error:
+            raise self._failure(error, size) from error
+
+    def _failure(self, error: OSError, size: int) -> P2PDistError:
+        """What an error means that met the encryption of so many bytes."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            place, needed = self._layout.directory, sealed_size(size)
+            return DiskFull.on(str(place), os.statvfs(place), needed=needed, code=error.errno, kept=False)
+        return P2PDistError(
+            f"cannot encrypt {self._reference} in {self._layout.url}: {error.strerror}", remedy=remedy_of(error)
+        )
+
+    def _encrypt_file(self, path: Path, digest: Digest, size: int, on_bytes: Callable[[int], None]) -> _Part:
         output = self._scratch / f"encrypted-{path.name}"
         with path.open("rb") as source, output.open("xb", buffering=WRITE_BYTES) as file:
             read = _Hashed(source)
@@ -214,11 +247,9 @@ class _Sealing:
         return _Part(described, self._name, str(self._reference), items)
 
     def note(self, blobs: list[Descriptor], parts: list[_Part]) -> None:
-        """Write what was pushed to the record, which keeps what this package has, and what others
-        have."""
-        for blob, part in zip(blobs, parts, strict=True):
-            self._record.pop(blob.digest, None)
-            self._record[blob.digest] = Encrypted(
+        """Add what was pushed to the record. Raises P2PDistError."""
+        pushed = {
+            blob.digest: Encrypted(
                 part.blob.digest,
                 part.blob.size,
                 part.blob.pieces_digest,
@@ -226,7 +257,15 @@ class _Sealing:
                 part.key,
                 str(self._reference),
             )
-        _write_record(self._layout, self._record)
+            for blob, part in zip(blobs, parts, strict=True)
+        }
+        try:
+            _write_record(self._layout, pushed)
+        except OSError as error:
+            raise P2PDistError(
+                f"{self._reference} was pushed, and {self._layout.directory / RECORD} cannot be written: {error.strerror}",
+                remedy=f"{remedy_of(error)}; as it is, the next push encrypts and sends everything anew",
+            ) from error
 
 
 def _described(known: Encrypted) -> Descriptor:

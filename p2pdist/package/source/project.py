@@ -39,6 +39,7 @@ from p2pdist.package.source.scan import source_directory
 
 PROJECT_FILE = "p2pdist.toml"
 PROJECT_BYTES_MAX = 1 << 20
+TARGET_DEPTH_MAX = 100
 
 Format = Literal["squashfs", "tree"]
 
@@ -130,6 +131,11 @@ def read_project(file: Path) -> ProjectFile:
         raise UsageError(
             f"{file} has {len(project.layer)} layers, over the limit of {LAYERS_MAX}", remedy="Join some of them"
         )
+    for name in project.env:
+        if not name or "=" in name:
+            raise UsageError(
+                f"{file}: {name[:200]!r} is no name of an environment entry", remedy='Write NAME = "value"'
+            )
     for layer in project.layer:
         check_target(layer.target, file)
     return ProjectFile(file, project)
@@ -139,6 +145,11 @@ def check_target(target: str, file: Path) -> None:
     """Raises UsageError unless `target` is a relative path that stays within the package."""
     if target.startswith("/") or "\0" in target or any(part in ("..", ".", "") for part in target.split("/") if target):
         raise UsageError(f"{file}: the target {target[:200]!r} is not a path within the package", remedy='Write "app"')
+    if target.count("/") >= TARGET_DEPTH_MAX:
+        raise UsageError(
+            f"{file}: the target {target[:200]!r}... is more than {TARGET_DEPTH_MAX} directories deep",
+            remedy='Write a shorter one, such as "app"',
+        )
 
 
 def _underscored(body: dict[str, Any]) -> dict[str, Any]:

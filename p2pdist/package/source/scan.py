@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
+from p2pdist.files import own_descriptor
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError, foreseen, printable
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX
 
@@ -101,15 +102,17 @@ def source_directory(source: Path) -> Path:
 
 
 def source_path(source: Path, kind: str = "directory") -> Path:
-    """The path of `source`, absolute and without symbolic links. `kind` is what should be there.
-    Raises NotFound, UsageError and P2PDistError saying why there is nothing."""
+    """The path of `source`, absolute and without symbolic links; a name of a descriptor of this
+    process, such as /dev/stdin, stays as it is, since what it leads to may have no path. `kind` is
+    what should be there. Raises NotFound, UsageError and P2PDistError saying why there is
+    nothing."""
     try:
+        if own_descriptor(source) is not None and source.exists() and not source.is_dir():
+            return source.absolute()
         return Path(os.path.realpath(source, strict=True))
     except ValueError as error:  # a NUL
         raise UsageError(f"{str(source)!r} is not a path", remedy="Name the directory to pack") from error
     except OSError as error:
-        if error.errno == errno.ENOENT and source.is_fifo():  # /dev/stdin is a link to what has no path
-            return source.absolute()
         raise _not_there(source, kind, error) from error
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2pdist.files import NotRegular, read_content
-from p2pdist.model.errors import TooLarge, UsageError
+from p2pdist.model.errors import TooLarge, UsageError, printable
 from p2pdist.package.source.ignore import Ignore
 from p2pdist.package.source.scan import unreadable, with_parents
 from p2pdist.package.source.stages import walk
@@ -80,14 +80,21 @@ def _names(source: Path, directory: bytes) -> list[bytes]:
 
 
 def _record(source: Path, site: bytes, info: bytes) -> frozenset[bytes] | None:
-    data = _read(source, os.path.join(info, b"RECORD"))
+    file = os.path.join(info, b"RECORD")
+    data = _read(source, file)
     if data is None:
         return None
     paths = set()
-    for row in csv.reader(os.fsdecode(data).splitlines()):
-        path = os.path.normpath(os.path.join(site, os.fsencode(row[0]))) if row else b""
-        if path and not path.startswith((b"/", b"../")) and b"\0" not in path:
-            paths.add(path)
+    try:
+        for row in csv.reader(os.fsdecode(data).splitlines()):
+            path = os.path.normpath(os.path.join(site, os.fsencode(row[0]))) if row else b""
+            if path and not path.startswith((b"/", b"../")) and b"\0" not in path:
+                paths.add(path)
+    except csv.Error as error:
+        raise UsageError(
+            f"{printable(str(source / os.fsdecode(file)))} is no list of files: {error}",
+            remedy="Install that distribution anew",
+        ) from error
     return frozenset(paths)
 
 

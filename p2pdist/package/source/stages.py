@@ -22,7 +22,7 @@ from p2pdist.model.errors import DiskFull, P2PDistError, UsageError, printable, 
 from p2pdist.model.tree import DEPTH_MAX
 from p2pdist.package.source.ignore import Ignore
 from p2pdist.package.source.links import Followed
-from p2pdist.package.source.scan import KINDS_DROPPED, Dropped, changed
+from p2pdist.package.source.scan import KINDS_DROPPED, Dropped, changed, unreadable
 
 _FICLONE = 0x40049409
 _NO_CLONE = {errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EXDEV, errno.EPERM, errno.ENOSYS, errno.ETXTBSY}
@@ -44,8 +44,8 @@ class SourceEntry:
 
 def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> Iterator[SourceEntry]:
     """Everything below `source` that is taken, parents before children, in the order of names.
-    `ignore` leaves out; of `only` a directory stands for itself alone. Raises UsageError and
-    P2PDistError naming what cannot be read."""
+    `ignore` leaves out; of `only` a directory stands for itself alone. Raises UsageError, Corrupt
+    where something vanishes meanwhile, and P2PDistError naming what cannot be read."""
     top = os.fsencode(source)
     pending = [(b"", 0)]
     while pending:
@@ -64,11 +64,11 @@ def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] 
                         continue
                     if only is None or path in only:
                         children.append(SourceEntry(path, status))
+        except FileNotFoundError as error:
+            raise changed(os.path.join(top, directory), "or what is in it vanished") from error
         except OSError as error:
-            where = printable(os.fsdecode(error.filename or directory))
-            raise P2PDistError(
-                f"cannot read {where}: {(error.strerror or str(error)).lower()}", remedy="Make it readable"
-            ) from error
+            where = os.fsencode(error.filename) if error.filename else os.path.join(top, directory)
+            raise unreadable(os.fsdecode(where), error) from error
         children.sort(key=lambda item: item.path)
         yield from children
         pending += [(item.path, depth + 1) for item in reversed(children) if item.is_directory]
@@ -222,13 +222,31 @@ def _copy(here: bytes, there: bytes, before: os.stat_result) -> None:
 
 
 def _copy_bytes(source: int, target: int) -> None:
+    """Copy what a file holds; its holes stay holes, which take no room."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
+        return
     except OSError as error:
         if error.errno not in _NO_CLONE:
             raise
-        while os.sendfile(target, source, None, COPY_BYTES):
-            pass
+    size = os.fstat(source).st_size
+    end = 0
+    while end < size and (begin := _next_data(source, end)) is not None:
+        end = os.lseek(source, begin, os.SEEK_HOLE)
+        os.lseek(target, begin, os.SEEK_SET)
+        while begin < end and (count := os.sendfile(target, source, begin, min(COPY_BYTES, end - begin))):
+            begin += count
+    os.ftruncate(target, size)
+
+
+def _next_data(handle: int, start: int) -> int | None:
+    """Where what is no hole begins from `start` on; None where nothing does."""
+    try:
+        return os.lseek(handle, start, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        raise
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

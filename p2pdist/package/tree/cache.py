@@ -12,6 +12,7 @@ exclusive flock on `.pack`, one that opens a file and its volume a shared one.""
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -23,7 +24,7 @@ from typing import BinaryIO
 import msgspec
 from blake3 import blake3
 
-from p2pdist.model.errors import P2PDistError
+from p2pdist.model.errors import DiskFull, P2PDistError, remedy_of
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.tree import Entry
 
@@ -270,16 +271,18 @@ class CacheFile:
     def save(self, head: Head, index: Index, builder: CacheBuilder) -> None:
         """Replace the file by `head`, `index` and the blocks of `builder`, and delete the oldest
         files over STATES_MAX. Another packing may have deleted the volume that `builder` continues;
-        then the file of that packing stays. Raises P2PDistError."""
+        then the file of that packing stays. Raises DiskFull and P2PDistError."""
         try:
             self._folder.mkdir(exist_ok=True)
             with self._locked(fcntl.LOCK_EX):
                 if builder.anew or self._volume(index.volume).exists():
                     self._save(head, index, builder)
         except OSError as error:
-            raise P2PDistError(
-                f"cannot write {self.path}: {error.strerror}", remedy="Make the layout's directory writable"
-            ) from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                needed = sum(map(len, builder.blocks))
+                space = os.statvfs(self._folder.parent)
+                raise DiskFull.on(str(self._folder), space, needed=needed, code=error.errno, kept=False) from error
+            raise P2PDistError(f"cannot write {self.path}: {error.strerror}", remedy=remedy_of(error)) from error
 
     def _save(self, head: Head, index: Index, builder: CacheBuilder) -> None:
         newer = builder.blocks

@@ -32,7 +32,15 @@ from pathlib import Path
 from p2pdist.model.catalog import CATALOG_BYTES_MAX, HEAD_BYTES, Catalog, Pack, decode_catalog
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, remedy_of
-from p2pdist.model.manifest import CATALOG_TYPE, MANIFEST_BYTES_MAX, TREE_TYPE, Descriptor, Manifest, decode_manifest
+from p2pdist.model.manifest import (
+    CATALOG_TYPE,
+    MANIFEST_BYTES_MAX,
+    MANIFEST_TYPE,
+    TREE_TYPE,
+    Descriptor,
+    Manifest,
+    decode_manifest,
+)
 from p2pdist.model.tree import content_hash
 from p2pdist.package.repository.contract import LocalRepository, Repository, read_document
 from p2pdist.package.tree.cache import CachedCatalog
@@ -307,6 +315,8 @@ async def _manifests(name: str, layout: LocalRepository) -> list[Manifest]:
     """The newest packages with trees in the layout: first the ones of this name, then by age."""
     aged: dict[Digest, tuple[bool, int]] = {}
     for tag, described in await layout.tags():
+        if described.media_type != MANIFEST_TYPE:  # a torrent, which may be larger than a manifest
+            continue
         try:
             written = layout.blob_path(described.digest).stat().st_mtime_ns
         except OSError as error:

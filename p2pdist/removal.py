@@ -17,7 +17,7 @@ from pathlib import Path
 _OPEN = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def remove_tree(path: Path | bytes, *, keep: bool = False, dir_fd: int | None = None) -> None:
+def remove_tree(path: Path | str | bytes, *, keep: bool = False, dir_fd: int | None = None) -> None:
     """Remove the directory `path`, also where directories in it forbid writing; never follows links
     nor enters another file system. `keep` leaves the directory itself. A relative path is below the
     directory `dir_fd`. A missing directory is fine; raises OSError otherwise, EBUSY where something
