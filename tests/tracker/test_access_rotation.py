@@ -11,16 +11,20 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aiohttp
 import programs
 import pytest
 from access_rig import AccessSite, access_site, ask
+from click.testing import CliRunner
 from ports import free_port
 
+from p2pdist.cli.verbs import access as access_verb
 from p2pdist.credentials.authority import TRACKER_DNS, make_key, make_request, pinned, split_pem
 from p2pdist.credentials.tokens import TokenRecord
 from p2pdist.model.access import decode_ticket
@@ -29,7 +33,7 @@ from p2pdist.model.messages import Access, Assign, Holding, Reject, RenewRequest
 from p2pdist.transfer.audit import audit_to
 from tracker.access.control import AccessControl
 from tracker.access.directory import SUPERSEDED_S, AccessDirectory
-from tracker.access.file import TEMPLATE, read_rules
+from tracker.access.file import REVOKED_MAX, TEMPLATE, read_rules
 
 
 @pytest.fixture
@@ -158,6 +162,43 @@ def test_keys_go_two_days_after_they_were_superseded(tmp_path: Path) -> None:
     assert len(later.authorities) == len(later.signing) == 1
     removed = directory.rotate(now=now + SUPERSEDED_S + 10)
     assert len(removed) == 2 and len(list(directory.directory.glob("authority-*.key"))) == 2
+
+
+def test_revocations_of_one_moment_all_count(tmp_path: Path) -> None:
+    directory = made(tmp_path)
+    hosts = [f"host:h{number}" for number in range(16)]
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        ready = threading.Barrier(len(hosts))
+
+        def revoke(host: str) -> None:
+            ready.wait()
+            access_verb.revoke.callback((host,), directory.path)  # type: ignore[misc]
+
+        list(pool.map(revoke, hosts))
+    assert sorted(directory.revoked()) == sorted(hosts)
+    assert directory.load(now=time.time()).rules.revoked == set(hosts)
+
+
+@pytest.mark.parametrize("verb", [["revoke", "host:h1"], ["unrevoke", "host:h1"]])
+def test_nothing_is_revoked_where_no_access_file_is(tmp_path: Path, verb: list[str]) -> None:
+    """As where --access was forgotten: no tracker would read what is written there."""
+    path = tmp_path / "elsewhere" / "access.toml"
+    ran = CliRunner().invoke(access_verb.command, [*verb, "--access", str(path)])
+    assert isinstance(ran.exception, NotFound) and "--access" in ran.exception.remedy
+    assert not path.parent.exists()
+
+
+def test_no_more_is_revoked_than_a_tracker_takes(tmp_path: Path) -> None:
+    directory = made(tmp_path)
+    directory.path.write_text(directory.path.read_text().replace("revoked = []", 'revoked = ["host:a", "host:b"]'))
+    directory.set_revoked(f"host:h{number}" for number in range(REVOKED_MAX - 2))
+    with pytest.raises(UsageError, match="nothing changed"):
+        directory.change_revoked(lambda revoked: [*revoked, "host:c"])
+    assert len(directory.load(now=time.time()).rules.revoked) == REVOKED_MAX
+    directory.change_revoked(lambda revoked: [*revoked, "host:a"])
+    (directory.directory / "revoked.txt").write_text("".join(f"host:h{number}\n" for number in range(REVOKED_MAX)))
+    directory.change_revoked(lambda revoked: revoked[1:])  # the way back
+    assert len(directory.revoked()) == REVOKED_MAX - 1
 
 
 async def test_a_rotation_breaks_no_session_and_no_client_that_knows_the_former_authority(site: AccessSite) -> None:

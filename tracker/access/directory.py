@@ -24,7 +24,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -49,6 +49,7 @@ KEYS_MAX = 8
 """Authorities, and signing keys, that are read."""
 
 SECRET_FILES = ("authority-", "signing-", "join-", "sealed-")
+_MISSING = "Name the tracker's access file with --access; a tracker that is started with it makes one"
 REVOKED_FILE = "revoked.txt"
 TOKENS_FILE = "tokens.jsonl"
 _TIME = "%Y%m%dT%H%M%SZ"
@@ -154,7 +155,7 @@ class _Files:
         try:
             yield
         except FileNotFoundError as error:
-            raise NotFound(f"there is no file {path}", remedy="Start the tracker with --access to make it") from error
+            raise NotFound(f"there is no file {path}", remedy=_MISSING) from error
         except OSError as error:
             raise foreseen(error, str(path)) or P2PDistError(f"{path} cannot be used: {error.strerror}") from error
 
@@ -243,9 +244,22 @@ class AccessDirectory:
 
     def set_revoked(self, entries: Iterable[str]) -> None:
         """These are revoked from now on, beside those in the access file."""
-        text = "".join(f"{check_revoked(entry)}\n" for entry in dict.fromkeys(entries))
+        self.change_revoked(lambda _: entries)
+
+    def change_revoked(self, change: Callable[[list[str]], Iterable[str]]) -> None:
+        """What `change` makes of what `revoke` wrote is revoked from now on; two such changes at
+        once come one after the other. Raises NotFound where no access file is here, so that nothing
+        would be revoked, and UsageError for more than a tracker takes."""
+        in_file = self.rules().revoked
         with self._files.locked():
-            self._files.write(self.directory / REVOKED_FILE, text.encode())
+            before = self.revoked()
+            entries = tuple(dict.fromkeys(map(check_revoked, change(before))))
+            if (count := len(in_file | set(entries))) > REVOKED_MAX and len(entries) > len(before):
+                raise UsageError(
+                    f"{count} entries would be revoked, more than the {REVOKED_MAX} that a tracker takes: nothing changed",
+                    remedy="Unrevoke hosts and tokens that are gone, or take join tokens out of the access file",
+                )
+            self._files.write(self.directory / REVOKED_FILE, "".join(f"{entry}\n" for entry in entries).encode())
 
     def tokens(self) -> list[TokenRecord]:
         """The tokens that were made, the oldest first."""
