@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import ssl
 import stat
 import subprocess
@@ -199,6 +200,21 @@ def test_no_more_is_revoked_than_a_tracker_takes(tmp_path: Path) -> None:
     (directory.directory / "revoked.txt").write_text("".join(f"host:h{number}\n" for number in range(REVOKED_MAX)))
     directory.change_revoked(lambda revoked: revoked[1:])  # the way back
     assert len(directory.revoked()) == REVOKED_MAX - 1
+
+
+def test_a_token_that_cannot_be_noted_spoils_no_list(tmp_path: Path) -> None:
+    directory, record = made(tmp_path), TokenRecord("id", "role", "name", 0.0, 1.0)
+    directory.note_token(record)
+    size, limits = (directory.directory / "tokens.jsonl").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))  # as on a disk that fills up meanwhile
+    try:
+        with pytest.raises(P2PDistError):
+            directory.note_token(record)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert directory.tokens() == [record]
+    directory.note_token(record)
+    assert directory.tokens() == [record, record]
 
 
 async def test_a_rotation_breaks_no_session_and_no_client_that_knows_the_former_authority(site: AccessSite) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import calendar
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -276,8 +277,12 @@ class AccessDirectory:
     def note_token(self, record: TokenRecord) -> None:
         """Keep what is known of a new token."""
         path = self.directory / TOKENS_FILE
+        line = msgspec.json.encode(record) + b"\n"
         with self._files.locked(), self._files.failures(path), self._files.opened(path, os.O_APPEND) as file:
-            file.write(msgspec.json.encode(record) + b"\n")
+            before = os.fstat(file.fileno()).st_size
+            if os.write(file.fileno(), line) < len(line):  # half a line would spoil the next one, and the list
+                os.ftruncate(file.fileno(), before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     # -- keys of sealed packages
 
