@@ -165,6 +165,22 @@ def test_keys_go_two_days_after_they_were_superseded(tmp_path: Path) -> None:
     assert len(removed) == 2 and len(list(directory.directory.glob("authority-*.key"))) == 2
 
 
+def test_a_rotation_supersedes_keys_that_were_dated_by_a_clock_ahead(tmp_path: Path) -> None:
+    """Else the keys of before would sign on, and what an operator rotated for would be of use."""
+    directory, now = AccessDirectory(tmp_path / "access" / "access.toml"), time.time()
+    directory.prepare(now=now + 30 * 86400)
+    directory.new_identity("team-a", now=now + 30 * 86400)
+    before, identity = directory.load(now=now), directory.identities("team-a")[0]
+    directory.rotate(now=now)
+    directory.new_identity("team-a", now=now)
+    after = directory.load(now=now)
+    assert [key.name for key in after.signing][1:] == [key.name for key in before.signing]
+    assert [each.fingerprint for each in after.authorities][1:] == [each.fingerprint for each in before.authorities]
+    assert after.authorities[0].fingerprint in directory.join_token("default").read_text()
+    assert after.authorities[0].certificate.not_valid_before_utc.timestamp() < now
+    assert directory.identities("team-a")[1:] == (identity,)
+
+
 def test_revocations_of_one_moment_all_count(tmp_path: Path) -> None:
     directory = made(tmp_path)
     hosts = [f"host:h{number}" for number in range(16)]

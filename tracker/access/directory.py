@@ -49,8 +49,8 @@ TOKENS_BYTES_MAX = 64 << 20
 KEYS_MAX = 8
 """Authorities, and signing keys, that are read."""
 
-SECRET_FILES = ("authority-", "signing-", "join-", "sealed-")
 _MISSING = "Name the tracker's access file with --access; a tracker that is started with it makes one"
+SECRET_FILES = ("authority-", "signing-", "join-", "sealed-")
 REVOKED_FILE = "revoked.txt"
 TOKENS_FILE = "tokens.jsonl"
 _TIME = "%Y%m%dT%H%M%SZ"
@@ -310,12 +310,10 @@ class AccessDirectory:
         if not re.match(r"[a-z0-9][a-z0-9-]{0,62}\Z", key):
             raise UsageError(f"{key[:80]!r} cannot be a key", remedy="Use lower-case letters, digits and dashes")
         with self._files.locked():
-            at, taken = now, self._named(re.compile(_SEALED % re.escape(key)))
-            while _seconds(_stamp(at)) in taken:
-                at += 1.0
+            created = _stamp(_newer_than(self._named(re.compile(_SEALED % re.escape(key))), now))
             identity, recipient = new_identity()
             text = f"# public key: {recipient}\n{identity}\n"
-            self._files.write(self.directory / f"sealed-{key}-{_stamp(at)}.key", text.encode())
+            self._files.write(self.directory / f"sealed-{key}-{created}.key", text.encode())
         return recipient
 
     # -- making
@@ -346,20 +344,15 @@ class AccessDirectory:
         return made
 
     def _new_authority(self, fleet: str, now: float) -> Authority:
-        at = now
-        while (path := self.directory / f"authority-{_stamp(at)}.pem").exists():
-            at += 1.0
+        path = self.directory / f"authority-{_stamp(_newer_than(self._named(_AUTHORITY), now))}.pem"
         authority = Authority.create(fleet, now=now)
         self._files.write(path.with_suffix(".key"), encode_key(authority.key))
         self._files.write(path, authority.pem)
         return authority
 
     def _new_signing_key(self, now: float) -> None:
-        at, taken = now, set(self._named(_SIGNING))
-        while _seconds(_stamp(at)) in taken:
-            at += 1.0
-        key = SigningKey.create()
-        self._files.write(self.directory / f"signing-{_stamp(at)}-{key.name}.pem", key.pem)
+        key, created = SigningKey.create(), _stamp(_newer_than(self._named(_SIGNING), now))
+        self._files.write(self.directory / f"signing-{created}-{key.name}.pem", key.pem)
 
     # -- files
 
@@ -405,6 +398,12 @@ def _seconds(stamp: str) -> float:
         return float(calendar.timegm(time.strptime(stamp, _TIME)))
     except ValueError as error:
         raise UsageError(f"{stamp} in the name of a key is no time", remedy="Rename or remove that file") from error
+
+
+def _newer_than(named: Mapping[float, Path], now: float) -> float:
+    """The time in the name of a new file, which is to be the newest of its kind: some may have been
+    made while the clock was ahead."""
+    return max([now, *(at + 1.0 for at in named)])
 
 
 def _trusted(named: Mapping[float, Key], now: float) -> list[Key]:
