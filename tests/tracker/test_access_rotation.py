@@ -35,6 +35,7 @@ from p2pdist.transfer.audit import audit_to
 from tracker.access.control import AccessControl
 from tracker.access.directory import SUPERSEDED_S, AccessDirectory
 from tracker.access.file import REVOKED_MAX, TEMPLATE, read_rules
+from tracker.access.tls import TrackerTls
 
 
 @pytest.fixture
@@ -231,6 +232,20 @@ def test_a_token_that_cannot_be_noted_spoils_no_list(tmp_path: Path) -> None:
     assert directory.tokens() == [record]
     directory.note_token(record)
     assert directory.tokens() == [record, record]
+
+
+def test_the_tracker_has_another_certificate_once_its_clock_is_right(tmp_path: Path) -> None:
+    """One that was made by a clock that was ahead is not valid yet: no client would take it for as
+    long as that."""
+    state, now = made(tmp_path).load(now=time.time()), time.time()
+    tls = TrackerTls(["127.0.0.1"])
+    tls.use(state, now=now + 5 * 86400)
+    ahead = tls.client
+    tls.renew(state, now=now)
+    assert tls.client is not ahead
+    right = tls.client
+    tls.renew(state, now=now + 1.0)
+    assert tls.client is right
 
 
 async def test_a_rotation_breaks_no_session_and_no_client_that_knows_the_former_authority(site: AccessSite) -> None:
