@@ -139,6 +139,19 @@ async def test_pins_of_others_are_neither_seen_nor_removed(local: LocalSite) -> 
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("owner", ["preseed:p1", "policy:team-a/x:v1", "slurm-7"])
+async def test_no_user_changes_what_the_system_pins(local: LocalSite, owner: str) -> None:
+    assert (await local.ask(0, "POST", "/v1/pins", {"package": "team-a/x:v1", "owner": owner}))[0] == 200
+    for method, path, body in (
+        ("POST", "/v1/pins", {"package": "team-a/x:v1", "owner": owner}),
+        ("DELETE", f"/v1/pins?owner={owner}", None),
+    ):
+        status, answer = await local.ask(USER, method, path, body)
+        assert status == 403 and "root" in answer["remedy"], (method, answer)
+    assert (await local.ask(0, "DELETE", f"/v1/pins?owner={owner}"))[0] == 200
+
+
+@pytest.mark.root
 async def test_rules_reach_a_running_agent(local: LocalSite) -> None:
     local.site.tracker.local = {f"user:{USER}": ("*",)}
     await local.site.tracker.push_access()

@@ -113,7 +113,7 @@ DEMAND_BYTES_MAX = 4 << 20
 """A longer range at the Unix socket is read by a program that takes what comes."""
 
 WAIT_S_MAX = 60.0
-SYSTEM_OWNERS = ("preseed:", "slurm-")
+SYSTEM_OWNERS = ("preseed:", "policy:", "slurm-")
 """How names of owners begin that pin for the system; users of the socket may not change their
 pins."""
 
@@ -605,7 +605,7 @@ async def _remove(request: web.Request) -> web.Response:
 
 
 def _check_owner(request: web.Request, owner: str) -> None:
-    """Only trusted processes change the pins of preseeds and jobs. Raises Refused."""
+    """Only trusted processes change the pins of preseeds, policies and jobs. Raises Refused."""
     if owner.startswith(SYSTEM_OWNERS):
         caller_of(request).require_trusted(f"change what {owner[:100]} keeps")
 
