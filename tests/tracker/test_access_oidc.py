@@ -17,7 +17,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from p2pdist.model.errors import Unauthenticated, Unavailable
+from p2pdist.model.errors import NotFound, Unauthenticated, Unavailable
 from tracker.access import oidc
 
 
@@ -99,6 +99,14 @@ async def test_tokens_that_are_not_for_this_fleet_are_refused(site: AccessSite, 
     admin = {"groups": "admins"}
     _, stolen = issuer.keys["rsa"]
     public = stolen.public_key().public_bytes(
+async def test_a_person_reads_what_is_public_as_the_bearer_of_a_token_does(site: AccessSite, issuer: Issuer) -> None:
+    for token in (issuer.token(), site.token("slurm")):
+        http = await site.stranger(token)
+        await ask(http, "GET", "/v1/resolve?reference=public/z:v1")
+        with pytest.raises(NotFound):
+            await ask(http, "GET", "/v1/resolve?reference=team-b/y:v1")
+
+
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     other = Issuer()
