@@ -30,7 +30,7 @@ class Issuer:
             "ec": ("ES256", ec.generate_private_key(ec.SECP256R1())),
             "ed": ("EdDSA", ed25519.Ed25519PrivateKey.generate()),
         }
-        self.url, self.named = "", ""
+        self.url, self.named, self.keys_url, self.redirect = "", "", "", ""
         self.asked = 0
 
     def token(self, key: str = "rsa", *, algorithm: str = "", **more: Any) -> str:
@@ -41,9 +41,11 @@ class Issuer:
 
     async def discovery(self, request: web.Request) -> web.Response:
         self.asked += 1
-        return web.json_response({"issuer": self.named or self.url, "jwks_uri": f"{self.url}/keys"})
+        return web.json_response({"issuer": self.named or self.url, "jwks_uri": self.keys_url or f"{self.url}/keys"})
 
     async def jwks(self, request: web.Request) -> web.Response:
+        if self.redirect and "127.0.0.1" in request.host:
+            raise web.HTTPFound(self.redirect)
         algorithms = jwt.algorithms.get_default_algorithms()
         found = []
         for name, (algorithm, private) in self.keys.items():
@@ -60,7 +62,9 @@ async def issuing() -> AsyncIterator[Issuer]:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    issuer.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    port = runner.addresses[0][1]
+    await web.TCPSite(runner, "127.0.0.2", port).start()
+    issuer.url = f"http://127.0.0.1:{port}"
     try:
         yield issuer
     finally:
@@ -95,10 +99,6 @@ async def test_a_person_has_the_role_that_a_claim_gives(site: AccessSite, issuer
     assert issuer.asked == 1
 
 
-async def test_tokens_that_are_not_for_this_fleet_are_refused(site: AccessSite, issuer: Issuer) -> None:
-    admin = {"groups": "admins"}
-    _, stolen = issuer.keys["rsa"]
-    public = stolen.public_key().public_bytes(
 async def test_a_person_reads_what_is_public_as_the_bearer_of_a_token_does(site: AccessSite, issuer: Issuer) -> None:
     for token in (issuer.token(), site.token("slurm")):
         http = await site.stranger(token)
@@ -107,6 +107,10 @@ async def test_a_person_reads_what_is_public_as_the_bearer_of_a_token_does(site:
             await ask(http, "GET", "/v1/resolve?reference=team-b/y:v1")
 
 
+async def test_tokens_that_are_not_for_this_fleet_are_refused(site: AccessSite, issuer: Issuer) -> None:
+    admin = {"groups": "admins"}
+    _, stolen = issuer.keys["rsa"]
+    public = stolen.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     other = Issuer()
@@ -155,6 +159,25 @@ async def test_new_keys_of_the_issuer_are_read_and_strange_ones_ask_it_seldom(
     assert issuer.asked == 1
     monkeypatch.setattr(oidc, "REFRESH_S", 0.0)
     assert await hosts(site, issuer.token("new", groups="admins")) == b"[]"
+
+
+@pytest.mark.parametrize(
+    ("keys", "redirected"),
+    [
+        ("http://127.0.0.2:{port}/keys", False),  # as for any address but loopback's own
+        ("http://127.0.0.1.localhost:{port}/keys", False),
+        ("http://127.0.0.1:80@127.0.0.2:{port}/keys", False),
+        ("http://127.0.0.2:{port}/keys", True),
+    ],
+)
+async def test_keys_that_come_in_plain_are_not_believed(
+    site: AccessSite, issuer: Issuer, keys: str, redirected: bool
+) -> None:
+    """Of the issuer's own words and of redirects, whoever is on the way could change them."""
+    url = keys.format(port=issuer.url.rpartition(":")[2])
+    issuer.keys_url, issuer.redirect = ("", url) if redirected else (url, "")
+    with pytest.raises(Unavailable, match="not encrypted"):
+        await hosts(site, issuer.token(groups="admins"))
 
 
 async def test_an_issuer_that_names_itself_otherwise_is_not_believed(site: AccessSite, issuer: Issuer) -> None:
