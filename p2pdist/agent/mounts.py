@@ -113,7 +113,8 @@ class PackageMounts:
         if caller is not None and request.path:
             caller.require_able(f"show a package at {request.path}")
             if not caller.trusted:
-                check_below(Path(os.path.realpath(_absolute(request.path))), self._roots())
+                real = await _without_links(_absolute(request.path), caller)
+                await asyncio.to_thread(check_below, real, self._roots())
         began = time.monotonic()
         if request.lazy and (shown := await self._mount_lazily(request, caller)) is not None:
             self.observe(shown, began)
@@ -438,7 +439,7 @@ class Mounts:
         at, made = await caller.act(partial(_claim, target, caller.uid), f"show a package at {target}")
         try:
             real = Path(os.readlink(f"/proc/self/fd/{at}"))
-            check_below(real, roots)  # of what is open: the user may have moved the directory meanwhile
+            await asyncio.to_thread(check_below, real, roots)  # of what is open: it may have been moved meanwhile
             self._reserve(real)
             return await self._mount(
                 str(real), status, show, hold, uid=caller.uid, at=at, made=caller if made else None
@@ -456,7 +457,7 @@ class Mounts:
         """Unmount a view; returns its last status. Raises NotFound, Refused for a view of another
         user, or Conflict when it is in use or the caller sees something else at `path`, unless
         `force`."""
-        key = path if path.startswith(IMAGES_PREFIX) else os.path.realpath(path)
+        key = path if path.startswith(IMAGES_PREFIX) else str(await _without_links(_absolute(path), caller))
         entry = self._entries.get(key)
         if caller is not None and entry is not None and entry.uid != caller.uid:
             caller.require_trusted(f"unmount {key}, which is shown for another user")
@@ -617,6 +618,18 @@ def _absolute(path: str) -> Path:
     if not os.path.isabs(path) or "\0" in path:
         raise UsageError(f"{path!r} is not an absolute path", remedy="Name the directory from the root on")
     return Path(path)
+
+
+async def _without_links(path: Path, caller: Caller | None) -> Path:
+    """Where a path leads, as far as the caller itself can see: the rights of the agent would tell
+    where the links of others lead. The path may be on a file system that hangs."""
+    if caller is None or caller.trusted or os.geteuid() != 0:
+        return await asyncio.to_thread(_real, path)
+    return await caller.act(partial(_real, path), f"look at {path}")
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def check_below(path: Path, roots: Sequence[str]) -> None:
