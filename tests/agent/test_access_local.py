@@ -19,6 +19,7 @@ from p2pdist.agent.access.local import LocalCallers, subjects
 from p2pdist.agent.access.peers import Peers
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts, check_below
+from p2pdist.agent.upkeep.maintenance import VERIFICATIONS_MAX
 from p2pdist.model.access import LocalRules, Patterns
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Refused
@@ -149,6 +150,16 @@ async def test_no_user_changes_what_the_system_pins(local: LocalSite, owner: str
         status, answer = await local.ask(USER, method, path, body)
         assert status == 403 and "root" in answer["remedy"], (method, answer)
     assert (await local.ask(0, "DELETE", f"/v1/pins?owner={owner}"))[0] == 200
+
+
+@pytest.mark.root
+async def test_no_more_verifications_run_than_may(local: LocalSite) -> None:
+    local.running.agent.verification._running = VERIFICATIONS_MAX
+    status, answer = await local.ask(USER, "POST", "/v1/verify", {})
+    assert status == 503 and "verifications" in answer["detail"]
+    local.running.agent.verification._running = 0
+    status, lines = await local.ask(USER, "POST", "/v1/verify", {})
+    assert status == 200 and '"done":true' in (lines.decode() if isinstance(lines, bytes) else json.dumps(lines))
 
 
 @pytest.mark.root
