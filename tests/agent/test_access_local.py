@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,14 +16,14 @@ from typing import Any
 import pytest
 from joined_rig import AccessSite, Running, access_site, push_package, until
 
-from p2pdist.agent.access.local import LocalCallers, subjects
+from p2pdist.agent.access.local import LOOKUPS_MAX, LocalCallers, subjects
 from p2pdist.agent.access.peers import Peers
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts, check_below
 from p2pdist.agent.upkeep.maintenance import VERIFICATIONS_MAX
 from p2pdist.model.access import LocalRules, Patterns
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import Refused
+from p2pdist.model.errors import Refused, Unavailable
 from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MountRequest
 from p2pdist.mount.layers import SquashfsLayer
@@ -237,3 +238,30 @@ async def test_a_caller_goes_by_numbers_and_names() -> None:
         identity = await callers.identity(Caller(54321, 54322, (0,)), rules)
         assert identity.may_read(["a/x"]) and identity.may_read(["b"]) and not identity.may_read(["c"])
         assert not identity.may("local-admin") and (await callers.identity(Caller(0, 0), rules)).may("local-admin")
+
+
+async def test_a_directory_service_that_hangs_takes_no_threads_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules, go_on, asked = LocalRules({"group:root": Patterns(("b",))}), threading.Event(), list[int]()
+    callers, known = LocalCallers(), Caller(54321, 54322, (0,))
+    before = await callers.identity(known, rules)
+
+    def hanging(caller: Caller) -> tuple[str, ...]:
+        asked.append(caller.uid)
+        go_on.wait(60)
+        return subjects(caller)
+
+    for name, value in (("subjects", hanging), ("NAMES_S", 0.0), ("NAMES_WAIT_S", 0.2), ("KNOWN_WAIT_S", 0.1)):
+        monkeypatch.setattr(f"p2pdist.agent.access.local.{name}", value)
+    others = [
+        asyncio.create_task(callers.identity(Caller(60000 + number % 8, 54322, (0,)), rules)) for number in range(64)
+    ]
+    async with asyncio.timeout(60):
+        assert await callers.identity(known, rules) == before, "it goes by its names of before"
+        await asyncio.to_thread(os.getpid)
+        failures = await asyncio.gather(*others, return_exceptions=True)
+        assert {type(failure) for failure in failures} == {Unavailable} and len(asked) == LOOKUPS_MAX
+        go_on.set()
+        while callers._looking:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr("p2pdist.agent.access.local.NAMES_WAIT_S", 60.0)
+        assert (await callers.identity(Caller(60000, 54322, (0,)), rules)).may_read(["b"])
