@@ -3,6 +3,7 @@ and keys."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -32,6 +33,7 @@ class Issuer:
         }
         self.url, self.named, self.keys_url, self.redirect = "", "", "", ""
         self.asked = 0
+        self.slow: asyncio.Event | None = None
 
     def token(self, key: str = "rsa", *, algorithm: str = "", **more: Any) -> str:
         default, private = self.keys[key]
@@ -44,6 +46,8 @@ class Issuer:
         return web.json_response({"issuer": self.named or self.url, "jwks_uri": self.keys_url or f"{self.url}/keys"})
 
     async def jwks(self, request: web.Request) -> web.Response:
+        if self.slow is not None:
+            await self.slow.wait()
         if self.redirect and "127.0.0.1" in request.host:
             raise web.HTTPFound(self.redirect)
         algorithms = jwt.algorithms.get_default_algorithms()
@@ -178,6 +182,24 @@ async def test_keys_that_come_in_plain_are_not_believed(
     issuer.keys_url, issuer.redirect = ("", url) if redirected else (url, "")
     with pytest.raises(Unavailable, match="not encrypted"):
         await hosts(site, issuer.token(groups="admins"))
+
+
+async def test_a_strange_key_keeps_nobody_waiting_whose_key_is_known(
+    site: AccessSite, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can name one, and the issuer may be slow."""
+    await hosts(site, issuer.token(groups="admins"))
+    monkeypatch.setattr(oidc, "REFRESH_S", 0.0)
+    issuer.keys["strange"] = ("ES256", ec.generate_private_key(ec.SECP256R1()))
+    token, asked, issuer.slow = issuer.token("strange", groups="admins"), issuer.asked, asyncio.Event()
+    strange = asyncio.create_task(hosts(site, token))
+    async with asyncio.timeout(60):
+        while issuer.asked == asked:
+            await asyncio.sleep(0.01)
+        await hosts(site, issuer.token(groups="admins"))
+        assert not strange.done()
+        issuer.slow.set()
+        assert await strange == b"[]"
 
 
 async def test_an_issuer_that_names_itself_otherwise_is_not_believed(site: AccessSite, issuer: Issuer) -> None:

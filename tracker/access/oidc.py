@@ -84,6 +84,8 @@ class OidcIssuer:
             raise Unauthenticated("the token cannot be read", remedy=_REMEDY) from error
         if not isinstance(name, str):
             raise Unauthenticated("the token names no key", remedy=_REMEDY)
+        if name in self._keys and time.monotonic() - self._read_at <= KEPT_S:
+            return self._keys[name]  # also while the issuer is slow to answer for a key that it may not have
         async with self._reading:
             age_s = time.monotonic() - self._read_at
             if age_s > KEPT_S or (name not in self._keys and age_s > REFRESH_S):
