@@ -154,6 +154,24 @@ async def test_no_user_changes_what_the_system_pins(local: LocalSite, owner: str
 
 
 @pytest.mark.root
+async def test_a_verification_names_nothing_that_a_user_may_not_read(local: LocalSite) -> None:
+    async def verified(uid: int, content: bytes) -> dict[str, Any]:
+        blob = local.running.agent.store.get(digest_of(content))
+        assert blob is not None
+        blob.path.chmod(0o600)
+        blob.path.write_bytes(bytes(len(content)))
+        status, lines = await local.ask(uid, "POST", "/v1/verify", {"repair": True})
+        assert status == 200
+        return json.loads(lines.splitlines()[-1])  # type: ignore[no-any-return]
+
+    for uid, content, name in ((0, THEIRS, "team-b/y:v1"), (USER, MINE, "team-a/x:v1"), (USER, THEIRS, "")):
+        last = await verified(uid, content)
+        assert last["done"] and last["repaired"] == ([name] if name else []), (uid, last)
+        assert last["wrong"] == ([digest_of(content)] if name else [])
+    assert (await local.ask(0, "GET", f"/v1/blobs/{digest_of(THEIRS)}"))[1] == THEIRS
+
+
+@pytest.mark.root
 async def test_no_more_verifications_run_than_may(local: LocalSite) -> None:
     local.running.agent.verification._running = VERIFICATIONS_MAX
     status, answer = await local.ask(USER, "POST", "/v1/verify", {})

@@ -97,7 +97,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import BlobStore, Usage
 from p2pdist.transfer.connections import address_key, in_use
-from p2pdist.transfer.guard import OwnNames, guard
+from p2pdist.transfer.guard import OwnNames, guard, identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
@@ -660,8 +660,26 @@ async def _verify(request: web.Request) -> web.StreamResponse:
     results = request.app[AGENT].verification.verify(repair=body.repair, bytes_s=body.bytes_s)
     async with contextlib.aclosing(results):
         async for result in results:
-            await response.write(msgspec.json.encode(result) + b"\n")
+            seen = _readable_result(request.app[AGENT], request, result)
+            await response.write(msgspec.json.encode(seen) + b"\n")
     return response
+
+
+def _readable_result(agent: Agent, request: web.Request, result: Verified) -> Verified:
+    """The result of a verification without the names of what the process that asks may not read."""
+    if identity_of(request).reads_everything:
+        return result
+    digests = {name: name.rpartition(" ")[2] for name in result.wrong}  # contents belong to no package by name
+    shown = {view.path for view in agent.mounts.list() if may_read(agent, request, view.reference)}
+    return replace(
+        result,
+        wrong=tuple(
+            n for n, text in digests.items() if is_digest(text) and may_read_digest(agent, request, Digest(text))
+        ),
+        repaired=tuple(name for name in result.repaired if _readable(agent, request, name)),
+        failed=tuple(text for text in result.failed if _readable(agent, request, text.partition(": ")[0])),
+        shown=tuple(path for path in result.shown if path in shown),
+    )
 
 
 async def _drain(request: web.Request) -> web.Response:
