@@ -116,7 +116,8 @@ class PackageMounts:
         if caller is not None and request.path:
             caller.require_able(f"show a package at {request.path}")
             if not caller.trusted:
-                await _look(_check_below, request.path, self._roots())
+                real = await _without_links(_absolute(request.path), caller)
+                await _look(check_below, real, self._roots())
         began = time.monotonic()
         if request.lazy and (shown := await self._mount_lazily(request, caller)) is not None:
             self.observe(shown, began)
@@ -475,7 +476,7 @@ class Mounts:
         """Unmount a view; returns its last status. Raises NotFound, Refused for a view of another
         user, or Conflict when it is in use or the caller sees something else at `path`, unless
         `force`."""
-        key = path if path.startswith(IMAGES_PREFIX) else await _look(os.path.realpath, path)
+        key = path if path.startswith(IMAGES_PREFIX) else str(await _without_links(_absolute(path), caller))
         entry = self._entries.get(key)
         if caller is not None and entry is not None and entry.uid != caller.uid:
             caller.require_trusted(f"unmount {key}, which is shown for another user")
@@ -636,8 +637,16 @@ def _absolute(path: str) -> Path:
     return Path(path)
 
 
-def _check_below(path: str, roots: Sequence[str]) -> None:
-    check_below(Path(os.path.realpath(_absolute(path))), roots)
+async def _without_links(path: Path, caller: Caller | None) -> Path:
+    """Where a path leads, as far as the caller itself can see: the rights of the agent would tell
+    where the links of others lead. The path may be on a file system that hangs."""
+    if caller is None or caller.trusted or os.geteuid() != 0:
+        return await _look(_real, path)
+    return await caller.act(partial(_real, path), f"look at {path}")
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def check_below(path: Path, roots: Sequence[str]) -> None:

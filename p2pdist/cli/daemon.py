@@ -48,7 +48,10 @@ from p2pdist.transfer.connections import (
     HANDSHAKE_S_MAX,
     ConnectionBook,
     LimitedSite,
+    LimitedUnixSite,
     connections_max,
+    in_use_while_answered,
+    local_connections_max,
 )
 from p2pdist.transfer.input import count_request
 
@@ -332,13 +335,16 @@ def _runner(app: web.Application) -> web.AppRunner:
 
 
 async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
-    """Serve `app` on a Unix socket that the owner and the group may use. A socket file
-    on which no process answers is replaced. Raises UsageError, Refused and Conflict."""
+    """Serve `app` on a Unix socket that the owner and the group may use; none of their users takes
+    all connections of the others. A socket file on which no process answers is replaced. Raises
+    UsageError, Refused and Conflict."""
     await prepare_socket(path)
+    app[CONNECTIONS] = book = ConnectionBook(local_connections_max())
+    app.middlewares[:0] = [count_request, in_use_while_answered]
     runner = _runner(app)
     await runner.setup()
     try:
-        await web.UnixSite(runner, str(path)).start()
+        await LimitedUnixSite(runner, str(path), book).start()
         _share_with_group(path)
     except OSError as error:
         await runner.cleanup()

@@ -294,6 +294,11 @@ def expires_at(certificate: bytes) -> float:
     return _loaded(certificate).not_valid_after_utc.timestamp()
 
 
+def begins_at(certificate: bytes) -> float:
+    """Since when a PEM certificate is valid, in seconds since the epoch. Raises ValueError."""
+    return _loaded(certificate).not_valid_before_utc.timestamp()
+
+
 def renews_at(certificate: bytes) -> float:
     """When the owner of a PEM certificate is to renew it: after half of its life, in seconds since
     the epoch. Raises ValueError."""

@@ -74,9 +74,11 @@ SKEW_S = 60.0
 """How far two clocks may differ."""
 
 _PATTERN = re.compile(
-    r"(?:\*|[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::[0-9]{1,5})?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*(?:/\*)?)\Z"
+    r"(?:\*|[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::[0-9]{1,5})?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*(?:/\*)?"
+    r"|hf\.co(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,95}){1,3}(?:/\*)?)\Z"
 )
-"""An image's name begins with that of its registry, which may have a port."""
+"""An image's name begins with that of its registry, which may have a port; that of a repository of
+a hub, which has capitals where the hub writes them, with hf.co."""
 
 Now = float
 """Seconds since the epoch: tickets and tokens are compared on several machines."""

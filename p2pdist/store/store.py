@@ -519,9 +519,9 @@ class BlobStore:
         """Remove garbage, beside pulls and mounts; returns the bytes that went."""
         return self.trees.collect()
 
-    def verify(self, *, bytes_s: float | None = None) -> Iterator[Checked]:
+    def verify(self, *, bytes_s: float | None = None, stop: threading.Event | None = None) -> Iterator[Checked]:
         """Read everything and drop what is wrong (see verify.verify); iterate in a thread."""
-        return verify(self.blobs(), self.objects, self.trees, bytes_s=bytes_s)
+        return verify(self.blobs(), self.objects, self.trees, bytes_s=bytes_s, stop=stop)
 
     def _save_use(self, after_s: float = 0.0) -> None:
         """Write to the index when blobs were used since the last call, unless that was less than

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.objects.files import Objects
 from p2pdist.store.objects.recovery import file_hash
 from p2pdist.store.trees.inventory import Trees
+
+PAUSE_S_MAX = threading.TIMEOUT_MAX
+"""A rate may be so low that no clock counts the seconds of a pause."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,21 +36,30 @@ class Checked:
     ok: bool
 
 
-def verify(blobs: Iterable[Blob], objects: Objects, trees: Trees, *, bytes_s: float | None = None) -> Iterator[Checked]:
+def verify(
+    blobs: Iterable[Blob],
+    objects: Objects,
+    trees: Trees,
+    *,
+    bytes_s: float | None = None,
+    stop: threading.Event | None = None,
+) -> Iterator[Checked]:
     """Read all complete blobs, all objects and their variants, at `bytes_s` bytes a second in the
     mean, and yield for each whether it is right.
 
     A wrong piece is dropped, which makes its blob partial; a wrong object is removed, which makes
     its trees incomplete: the next pull fetches what is missing. A wrong variant is removed, and the
-    next mount of its tree makes it again. Whatever appears or goes meanwhile may be left out.
-    Blocks: iterate in a thread.
+    next mount of its tree makes it again. Whatever appears or goes meanwhile may be left out. After
+    `stop` it waits no more, and ends with the file that it is reading. Blocks: iterate in a thread.
     """
-    begun, read = time.monotonic(), 0
+    begun, read, stop = time.monotonic(), 0, stop or threading.Event()
     for checked in chain(_blobs(blobs), _objects(objects, trees), _variants(trees)):
         read += checked.size
         if bytes_s is not None:
-            time.sleep(max(0.0, begun + read / bytes_s - time.monotonic()))
+            stop.wait(min(PAUSE_S_MAX, max(0.0, begun + read / bytes_s - time.monotonic())))
         yield checked
+        if stop.is_set():
+            return
 
 
 def _blobs(blobs: Iterable[Blob]) -> Iterator[Checked]:

@@ -28,12 +28,14 @@ import logging
 import resource
 import socket
 import ssl
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from ipaddress import IPv6Address
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from p2pdist.model.address import ip_of
 from p2pdist.transfer.input import INPUT_BYTES_MAX, Input, InputBook
@@ -48,6 +50,10 @@ ADDRESS_SHARE = 3 / 4
 DESCRIPTORS_KEPT = 64
 DESCRIPTORS_A_CONNECTION = 4
 """The connection, the copy through which files are sent, the file, and one for everything else."""
+
+LOCAL_PART = 8
+"""One of so many parts of the descriptors is for connections to a Unix socket, where idle ones are
+one each."""
 
 HANDSHAKE_S_MAX = 10.0
 SHUTDOWN_S_MAX = 2.0
@@ -73,11 +79,19 @@ logger = logging.getLogger(__name__)
 def connections_max(descriptors: int | None = None) -> int:
     """The connections that a process with so many descriptors takes; None for as many as this one
     may have."""
-    if descriptors is None:
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if descriptors == resource.RLIM_INFINITY:
-            return CONNECTIONS_MAX
+    descriptors = _descriptors() if descriptors is None else descriptors
     return max(8, min(CONNECTIONS_MAX, (descriptors - DESCRIPTORS_KEPT) // DESCRIPTORS_A_CONNECTION))
+
+
+def local_connections_max() -> int:
+    """The connections that this process takes at its Unix socket."""
+    return max(8, min(CONNECTIONS_MAX, _descriptors() // LOCAL_PART))
+
+
+def _descriptors() -> int:
+    """How many this process may have; where there is no limit, enough for CONNECTIONS_MAX."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if descriptors == resource.RLIM_INFINITY else descriptors
 
 
 def address_key(host: str) -> str:
@@ -205,6 +219,9 @@ class ConnectionBook:
                 del self._idle[address]
 
 
+_UCRED = struct.Struct("=iII")
+"""Process, user and group of the other end of a Unix socket (unix(7))."""
+
 CONNECTIONS: web.AppKey[ConnectionBook] = web.AppKey("connections", ConnectionBook)
 
 
@@ -212,6 +229,13 @@ def in_use(request: web.Request) -> contextlib.AbstractContextManager[None]:
     """Within it the connection of a request is not idle, since a response is being sent to it."""
     book = request.app.get(CONNECTIONS)
     return book.in_use(_descriptor(request)) if book is not None else contextlib.nullcontext()
+
+
+@web.middleware
+async def in_use_while_answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware for requests each of which is in use until it is answered."""
+    with in_use(request):
+        return await handler(request)
 
 
 def release(request: web.Request) -> None:
@@ -321,11 +345,9 @@ class LimitedSite(web.BaseSite):
     async def start(self) -> None:
         """Begin to listen."""
         await super().start()
-        loop, (host, port) = asyncio.get_running_loop(), self._address
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        loop = asyncio.get_running_loop()
         try:
-            for family, _, _, _, address in dict.fromkeys(found):
-                self._listen(family, address)
+            await self._bind()
         except OSError:
             self._stop_listening()
             raise
@@ -337,7 +359,20 @@ class LimitedSite(web.BaseSite):
         self._stop_listening()
         await super().stop()
 
-    def _listen(self, family: int, address: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> None:
+    async def _bind(self) -> None:
+        host, port = self._address
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            self._listen(family, address)
+
+    def _source(self, connection: socket.socket, peer: Any) -> str:
+        """What counts as the address of a connection."""
+        return str(peer[0])
+
+    def _listen(
+        self, family: int, address: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes] | str
+    ) -> None:
         listening = socket.socket(family, socket.SOCK_STREAM)
         self._listening.append(listening)
         listening.setblocking(False)
@@ -363,7 +398,7 @@ class LimitedSite(web.BaseSite):
             except OSError as error:  # no descriptor or no memory is left
                 self._full(listening, error)
                 return
-            self._take(connection, str(peer[0]))
+            self._take(connection, self._source(connection, peer))
 
     def _take(self, connection: socket.socket, host: str) -> None:
         connection.setblocking(False)
@@ -394,3 +429,23 @@ class LimitedSite(web.BaseSite):
         if now - self._warned_at >= WARN_S:
             self._warned_at = now
             logger.warning(text, *words)
+
+
+class LimitedUnixSite(LimitedSite):
+    """Listens at a path for processes of this host; each user of it is an address. Raises OSError
+    where it cannot."""
+
+    def __init__(self, runner: web.BaseRunner, path: str, book: ConnectionBook) -> None:
+        super().__init__(runner, path, 0, book)
+
+    @property
+    def name(self) -> str:
+        """The URL of the site."""
+        return f"http://unix:{self._address[0]}:"
+
+    async def _bind(self) -> None:
+        self._listen(socket.AF_UNIX, self._address[0])
+
+    def _source(self, connection: socket.socket, peer: Any) -> str:
+        _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        return f"user {uid}"

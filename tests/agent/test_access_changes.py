@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,13 +16,15 @@ from aiohttp import ClientError, ClientSession, TCPConnector
 from joined_rig import FLEET, AccessSite, Running, access_site, certificate_of, until
 
 from p2pdist.agent.access import tickets as tickets_module
+from p2pdist.agent.access.files import make_private
+from p2pdist.agent.access.peers import Peers
 from p2pdist.agent.access.tickets import ASK_S, REFUSED_ASK_S, RENEW_AFTER_S, Tickets
 from p2pdist.credentials.authority import Authority, agent_dns, encode_key, expires_at, make_key, make_request
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.model.access import SKEW_S, TICKET_ALONE_S, TICKET_HEADER
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Refused
-from p2pdist.model.messages import Complaint
+from p2pdist.model.messages import Access, Complaint
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.transfer.openssl import contexts
 from p2pdist.transfer.openssl.server import ServerContext
@@ -262,6 +265,31 @@ async def test_a_start_that_joins_a_preseed_opens_its_streams_again_with_the_bet
     plan = Plan(digest, tuple(StripePlan(number, seed.source) for number in range(stripes)))
     await site.tracker.assign("h1", plan, site.tracker.sign(digest, "h1", "start"))
     await until(lambda: kinds_now() == {"start"}, "a start's stream")
+
+
+async def test_what_a_tracker_said_last_is_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is slow for a moment must not put an older message in the place of one with more
+    revoked hosts, by which the agent would go after a new start."""
+    started, held = threading.Event(), threading.Event()
+
+    def late(directory: Path) -> None:
+        if not started.is_set():  # the thread of the first message alone
+            started.set()
+            held.wait(60)
+        make_private(directory)
+
+    def peers() -> Peers:
+        return Peers(tmp_path, "h0", required=False, secured=True, clock=time.time, alone=lambda: False)
+
+    monkeypatch.setattr("p2pdist.agent.access.peers.make_private", late)
+    first = peers()
+    first.learn(Access({}, "", ()))
+    await until(started.is_set)
+    first.learn(Access({}, "", ("host:h1",)))
+    await asyncio.wait(first._writing, timeout=0.3, return_when=asyncio.FIRST_COMPLETED)
+    held.set()
+    await first.stop()
+    assert peers().is_revoked("h1")
 
 
 def test_when_another_ticket_is_due() -> None:

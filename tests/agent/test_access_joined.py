@@ -22,7 +22,7 @@ from p2pdist.agent.access.identity import read_join_file
 from p2pdist.agent.agent import Agent, AgentSettings, membership_of
 from p2pdist.agent.bittorrent.service import SwarmSettings
 from p2pdist.credentials import exchange
-from p2pdist.credentials.authority import TRACKER_DNS, Authority, agent_dns, expires_at
+from p2pdist.credentials.authority import TRACKER_DNS, Authority, agent_dns, begins_at, expires_at
 from p2pdist.credentials.join import JoinToken
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.credentials.tokens import create_token
@@ -207,6 +207,21 @@ async def test_a_certificate_is_renewed_at_half_its_life(site: AccessSite) -> No
     assert await membership._renewed()
     assert site.tracker.renewals == ["h0"] and len(site.tracker.joins) == 1
     assert pem.read_bytes() != before and membership._left_s() > 3600
+
+
+async def test_a_certificate_that_is_not_valid_yet_is_replaced_by_joining_again(site: AccessSite) -> None:
+    """The clock of the tracker that gave it was ahead for a while: it is of no use for days."""
+    running = await site.agent("h0")
+    membership = running.agent.access._membership
+    assert membership is not None
+    site.tracker.clock = lambda: time.time() + 5 * 86400
+    assert await membership._renewed()
+    assert membership._left_s() <= 0
+    site.tracker.clock = time.time
+    assert await membership._renewed()
+    assert len(site.tracker.joins) == 2 and membership._left_s() > 3600
+    begins = begins_at((running.settings.store / "identity" / "agent.pem").read_bytes())
+    assert begins < time.time()
 
 
 async def test_a_host_of_another_name_or_fleet_joins_anew(site: AccessSite) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 from joined_rig import AccessSite, Running, access_site, push_package, until
 
-from p2pdist.agent.access.local import LocalCallers, subjects
+from p2pdist.agent.access.local import LOOKUPS_MAX, LocalCallers, subjects
 from p2pdist.agent.access.peers import Peers
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts, check_below
+from p2pdist.agent.upkeep.maintenance import VERIFICATIONS_MAX
 from p2pdist.model.access import LocalRules, Patterns
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import Refused
+from p2pdist.model.errors import Refused, Unavailable
 from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MountRequest
 from p2pdist.mount.layers import SquashfsLayer
@@ -139,6 +141,47 @@ async def test_pins_of_others_are_neither_seen_nor_removed(local: LocalSite) -> 
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("owner", ["preseed:p1", "policy:team-a/x:v1", "slurm-7"])
+async def test_no_user_changes_what_the_system_pins(local: LocalSite, owner: str) -> None:
+    assert (await local.ask(0, "POST", "/v1/pins", {"package": "team-a/x:v1", "owner": owner}))[0] == 200
+    for method, path, body in (
+        ("POST", "/v1/pins", {"package": "team-a/x:v1", "owner": owner}),
+        ("DELETE", f"/v1/pins?owner={owner}", None),
+    ):
+        status, answer = await local.ask(USER, method, path, body)
+        assert status == 403 and "root" in answer["remedy"], (method, answer)
+    assert (await local.ask(0, "DELETE", f"/v1/pins?owner={owner}"))[0] == 200
+
+
+@pytest.mark.root
+async def test_a_verification_names_nothing_that_a_user_may_not_read(local: LocalSite) -> None:
+    async def verified(uid: int, content: bytes) -> dict[str, Any]:
+        blob = local.running.agent.store.get(digest_of(content))
+        assert blob is not None
+        blob.path.chmod(0o600)
+        blob.path.write_bytes(bytes(len(content)))
+        status, lines = await local.ask(uid, "POST", "/v1/verify", {"repair": True})
+        assert status == 200
+        return json.loads(lines.splitlines()[-1])  # type: ignore[no-any-return]
+
+    for uid, content, name in ((0, THEIRS, "team-b/y:v1"), (USER, MINE, "team-a/x:v1"), (USER, THEIRS, "")):
+        last = await verified(uid, content)
+        assert last["done"] and last["repaired"] == ([name] if name else []), (uid, last)
+        assert last["wrong"] == ([digest_of(content)] if name else [])
+    assert (await local.ask(0, "GET", f"/v1/blobs/{digest_of(THEIRS)}"))[1] == THEIRS
+
+
+@pytest.mark.root
+async def test_no_more_verifications_run_than_may(local: LocalSite) -> None:
+    local.running.agent.verification._running = VERIFICATIONS_MAX
+    status, answer = await local.ask(USER, "POST", "/v1/verify", {})
+    assert status == 503 and "verifications" in answer["detail"]
+    local.running.agent.verification._running = 0
+    status, lines = await local.ask(USER, "POST", "/v1/verify", {})
+    assert status == 200 and '"done":true' in (lines.decode() if isinstance(lines, bytes) else json.dumps(lines))
+
+
+@pytest.mark.root
 async def test_rules_reach_a_running_agent(local: LocalSite) -> None:
     local.site.tracker.local = {f"user:{USER}": ("*",)}
     await local.site.tracker.push_access()
@@ -213,3 +256,30 @@ async def test_a_caller_goes_by_numbers_and_names() -> None:
         identity = await callers.identity(Caller(54321, 54322, (0,)), rules)
         assert identity.may_read(["a/x"]) and identity.may_read(["b"]) and not identity.may_read(["c"])
         assert not identity.may("local-admin") and (await callers.identity(Caller(0, 0), rules)).may("local-admin")
+
+
+async def test_a_directory_service_that_hangs_takes_no_threads_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules, go_on, asked = LocalRules({"group:root": Patterns(("b",))}), threading.Event(), list[int]()
+    callers, known = LocalCallers(), Caller(54321, 54322, (0,))
+    before = await callers.identity(known, rules)
+
+    def hanging(caller: Caller) -> tuple[str, ...]:
+        asked.append(caller.uid)
+        go_on.wait(60)
+        return subjects(caller)
+
+    for name, value in (("subjects", hanging), ("NAMES_S", 0.0), ("NAMES_WAIT_S", 0.2), ("KNOWN_WAIT_S", 0.1)):
+        monkeypatch.setattr(f"p2pdist.agent.access.local.{name}", value)
+    others = [
+        asyncio.create_task(callers.identity(Caller(60000 + number % 8, 54322, (0,)), rules)) for number in range(64)
+    ]
+    async with asyncio.timeout(60):
+        assert await callers.identity(known, rules) == before, "it goes by its names of before"
+        await asyncio.to_thread(os.getpid)
+        failures = await asyncio.gather(*others, return_exceptions=True)
+        assert {type(failure) for failure in failures} == {Unavailable} and len(asked) == LOOKUPS_MAX
+        go_on.set()
+        while callers._looking:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr("p2pdist.agent.access.local.NAMES_WAIT_S", 60.0)
+        assert (await callers.identity(Caller(60000, 54322, (0,)), rules)).may_read(["b"])

@@ -15,6 +15,7 @@ from test_many_blobs import push
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.pull.pulls import Pull
+from p2pdist.agent.upkeep.maintenance import VERIFICATIONS_MAX
 from p2pdist.model.errors import Conflict, DiskFull, NotFound, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PruneRequest, PullRequest
@@ -261,3 +262,26 @@ def test_a_digest_alone_names_no_package() -> None:
     with pytest.raises(UsageError, match="is a digest without the name of a package") as refused:
         parse_reference("sha256:" + "a" * 64)
     assert "name@sha256" in refused.value.remedy and "blob pull" in refused.value.remedy
+
+
+async def test_slow_verifications_hold_nothing_up_and_end_with_their_clients(
+    start: Start, origin: LocalLayout, tmp_path: Path
+) -> None:
+    (tmp_path / "blob").write_bytes(os.urandom(4 * PIECE))
+    digest = (await push_blob(tmp_path / "blob", origin)).digest
+    agent = await start()
+    assert (await pulled(agent, blob=digest)).error is None
+    verify = agent.verification.verify
+    slow = [asyncio.ensure_future(anext(verify(repair=False, bytes_s=1e-9))) for _ in range(VERIFICATIONS_MAX)]
+    while agent.verification._running < VERIFICATIONS_MAX:
+        await asyncio.sleep(0.01)
+    with pytest.raises(Unavailable, match="are running"):
+        await anext(verify(repair=False))
+    with pytest.raises(Unavailable):
+        agent.verification.require_room()
+    async with asyncio.timeout(60):
+        for client in slow:
+            client.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+    *_, found = [each async for each in verify(repair=False)]
+    assert found.done and found.checked and not found.wrong and not agent.verification._running

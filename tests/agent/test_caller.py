@@ -12,11 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from p2pdist.agent.caller import Caller
-from p2pdist.agent.mounts import Mounts
+from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused
@@ -241,3 +242,36 @@ async def test_the_next_agent_knows_for_whom_a_package_is_shown(place: Path, ima
         await second.unmount(status.path, False, STRANGER)
     finally:
         await second.close()
+
+
+@pytest.mark.root
+async def test_a_user_hears_of_no_link_that_the_agent_alone_may_follow(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no path of a user is looked at by the event loop: it may be on a file system that
+    hangs."""
+    private = owned(place / "private", 0, 0o700)
+    (private / "link").symlink_to("/a/secret")
+    (place / "mine" / "link").symlink_to("/a/place")
+    threads, real = set[threading.Thread](), os.path.realpath
+
+    def noted(path: str | Path, **more: bool) -> str:
+        threads.add(threading.current_thread())
+        return real(path, **more)
+
+    mounts, nothing = Mounts(tmp_path / "mounts"), cast(Any, None)
+    packages = PackageMounts(nothing, nothing, mounts, nothing, roots=lambda: ("/allowed",))
+    monkeypatch.setattr(os.path, "realpath", noted)
+    try:
+        for path, hidden in ((private / "link" / "view", True), (place / "mine" / "link" / "view", False)):
+            with pytest.raises(NotFound) as missing:
+                await mounts.unmount(str(path), False, STRANGER)
+            with pytest.raises(Refused) as refused:
+                await packages.mount(MountRequest("app:v1", str(path)), STRANGER)
+            for error in (missing.value, refused.value):
+                assert ("/a/" not in error.what) == hidden, error.what
+        with pytest.raises(NotFound, match="/a/secret"):
+            await mounts.unmount(str(private / "link"), False, ROOT)
+    finally:
+        await mounts.close()
+    assert threads and threading.main_thread() not in threads

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -47,6 +49,14 @@ async def with_keys(site: SealedSite, package: Digest, more: dict[str, WrappedKe
     for document in (body, data):
         await site.origin.write_document(document)
     return digest_of(data)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, first: Callable[[], object] = lambda: None) -> list[int]:
@@ -157,6 +167,36 @@ async def test_a_command_is_asked_again_after_an_hour_and_after_a_failure(tmp_pa
     now[0] += 1
     assert await ask() == (second,)
     assert calls.read_text() == "x\n" * 3
+
+
+async def test_commands_that_hang_take_no_threads_of_the_tracker_and_end_in_time(
+    tmp_path: Path, site: SealedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those that ask a KMS which does not answer, through a script and what that starts."""
+    pids, threads = tmp_path / "pids", min(32, (os.cpu_count() or 1) + 4)
+    script = tmp_path / "kms"
+    script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! >> {pids}\nwait\n")
+    script.chmod(0o755)
+    keys = SealedKeys(site.control, site.service.content)
+    rules = [SealedDocument(identity_command=(str(script), str(number))) for number in range(threads + 1)]
+    asked = [asyncio.create_task(keys._identities(rule, newer_than_s=module.ASK_S)) for rule in rules]
+    async with asyncio.timeout(60):
+        while not pids.exists() or len(pids.read_text().split()) < min(8, threads):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(os.getpid)
+        assert not any(task.done() for task in asked)
+    for task in asked:
+        task.cancel()
+    monkeypatch.setattr(module, "COMMAND_S", 0.2)
+    with pytest.raises(Unavailable, match="took over"):
+        await asyncio.wait_for(asyncio.to_thread(module._printed_by, (str(script),)), 60)
+    children = [int(pid) for pid in pids.read_text().split()]
+    async with asyncio.timeout(60):
+        while is_running(children[-1]):  # what init or a test's parent has yet to reap runs no more
+            await asyncio.sleep(0.01)
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 async def test_a_policy_that_keeps_a_package_from_a_zone_keeps_its_keys(site: SealedSite) -> None:

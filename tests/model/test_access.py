@@ -40,6 +40,10 @@ BLOB, OTHER = digest_of(b"a"), digest_of(b"b")
         ("team/trainer", "team/trainer", True),
         ("team/trainer", "team/trainer2", False),
         ("team/trainer", "team/trainer/x", False),
+        ("hf.co/Qwen/*", "hf.co/Qwen/Qwen2.5-7B", True),
+        ("hf.co/Qwen/*", "hf.co/QwenX/Qwen2.5-7B", False),
+        ("hf.co/meta-llama/Llama-3.1-8B", "hf.co/meta-llama/Llama-3.1-8B", True),
+        ("hf.co/datasets/HuggingFaceH4/*", "hf.co/datasets/HuggingFaceH4/a", True),
     ],
 )
 def test_patterns_go_by_component(pattern, name, matches):
@@ -47,7 +51,22 @@ def test_patterns_go_by_component(pattern, name, matches):
 
 
 @pytest.mark.parametrize(
-    "pattern", ["", "team/tr*", "te*m/x", "/team", "team/", "TEAM/*", "team/*/x", "**", "a b", "t:v1", "*\n"]
+    "pattern",
+    [
+        "",
+        "team/tr*",
+        "te*m/x",
+        "/team",
+        "team/",
+        "TEAM/*",
+        "team/*/x",
+        "**",
+        "a b",
+        "t:v1",
+        "*\n",
+        "hf.co/Q*",
+        "hf.co/A/b/c/d",
+    ],
 )
 def test_what_matches_no_name_is_refused(pattern):
     with pytest.raises(UsageError, match="here"):

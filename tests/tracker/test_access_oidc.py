@@ -3,6 +3,7 @@ and keys."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from p2pdist.model.errors import Unauthenticated, Unavailable
+from p2pdist.model.errors import NotFound, Unauthenticated, Unavailable
 from tracker.access import oidc
 
 
@@ -30,8 +31,9 @@ class Issuer:
             "ec": ("ES256", ec.generate_private_key(ec.SECP256R1())),
             "ed": ("EdDSA", ed25519.Ed25519PrivateKey.generate()),
         }
-        self.url, self.named = "", ""
+        self.url, self.named, self.keys_url, self.redirect = "", "", "", ""
         self.asked = 0
+        self.slow: asyncio.Event | None = None
 
     def token(self, key: str = "rsa", *, algorithm: str = "", **more: Any) -> str:
         default, private = self.keys[key]
@@ -41,9 +43,13 @@ class Issuer:
 
     async def discovery(self, request: web.Request) -> web.Response:
         self.asked += 1
-        return web.json_response({"issuer": self.named or self.url, "jwks_uri": f"{self.url}/keys"})
+        return web.json_response({"issuer": self.named or self.url, "jwks_uri": self.keys_url or f"{self.url}/keys"})
 
     async def jwks(self, request: web.Request) -> web.Response:
+        if self.slow is not None:
+            await self.slow.wait()
+        if self.redirect and "127.0.0.1" in request.host:
+            raise web.HTTPFound(self.redirect)
         algorithms = jwt.algorithms.get_default_algorithms()
         found = []
         for name, (algorithm, private) in self.keys.items():
@@ -60,7 +66,9 @@ async def issuing() -> AsyncIterator[Issuer]:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    issuer.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    port = runner.addresses[0][1]
+    await web.TCPSite(runner, "127.0.0.2", port).start()
+    issuer.url = f"http://127.0.0.1:{port}"
     try:
         yield issuer
     finally:
@@ -93,6 +101,14 @@ async def test_a_person_has_the_role_that_a_claim_gives(site: AccessSite, issuer
     assert await hosts(site, issuer.token(key, groups="admins")) == b"[]"
     assert await hosts(site, issuer.token(key, groups=None, email="root@example")) == b"[]"
     assert issuer.asked == 1
+
+
+async def test_a_person_reads_what_is_public_as_the_bearer_of_a_token_does(site: AccessSite, issuer: Issuer) -> None:
+    for token in (issuer.token(), site.token("slurm")):
+        http = await site.stranger(token)
+        await ask(http, "GET", "/v1/resolve?reference=public/z:v1")
+        with pytest.raises(NotFound):
+            await ask(http, "GET", "/v1/resolve?reference=team-b/y:v1")
 
 
 async def test_tokens_that_are_not_for_this_fleet_are_refused(site: AccessSite, issuer: Issuer) -> None:
@@ -147,6 +163,43 @@ async def test_new_keys_of_the_issuer_are_read_and_strange_ones_ask_it_seldom(
     assert issuer.asked == 1
     monkeypatch.setattr(oidc, "REFRESH_S", 0.0)
     assert await hosts(site, issuer.token("new", groups="admins")) == b"[]"
+
+
+@pytest.mark.parametrize(
+    ("keys", "redirected"),
+    [
+        ("http://127.0.0.2:{port}/keys", False),  # as for any address but loopback's own
+        ("http://127.0.0.1.localhost:{port}/keys", False),
+        ("http://127.0.0.1:80@127.0.0.2:{port}/keys", False),
+        ("http://127.0.0.2:{port}/keys", True),
+    ],
+)
+async def test_keys_that_come_in_plain_are_not_believed(
+    site: AccessSite, issuer: Issuer, keys: str, redirected: bool
+) -> None:
+    """Of the issuer's own words and of redirects, whoever is on the way could change them."""
+    url = keys.format(port=issuer.url.rpartition(":")[2])
+    issuer.keys_url, issuer.redirect = ("", url) if redirected else (url, "")
+    with pytest.raises(Unavailable, match="not encrypted"):
+        await hosts(site, issuer.token(groups="admins"))
+
+
+async def test_a_strange_key_keeps_nobody_waiting_whose_key_is_known(
+    site: AccessSite, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can name one, and the issuer may be slow."""
+    await hosts(site, issuer.token(groups="admins"))
+    monkeypatch.setattr(oidc, "REFRESH_S", 0.0)
+    issuer.keys["strange"] = ("ES256", ec.generate_private_key(ec.SECP256R1()))
+    token, asked, issuer.slow = issuer.token("strange", groups="admins"), issuer.asked, asyncio.Event()
+    strange = asyncio.create_task(hosts(site, token))
+    async with asyncio.timeout(60):
+        while issuer.asked == asked:
+            await asyncio.sleep(0.01)
+        await hosts(site, issuer.token(groups="admins"))
+        assert not strange.done()
+        issuer.slow.set()
+        assert await strange == b"[]"
 
 
 async def test_an_issuer_that_names_itself_otherwise_is_not_believed(site: AccessSite, issuer: Issuer) -> None:

@@ -392,6 +392,15 @@ async def test_an_identity_asks_in_its_own_zones_alone(site: AccessSite) -> None
         await ask(ops, "GET", f"{path}?reference=team-a/x:v1&zone=z3")
 
 
+async def test_an_identity_asks_for_images_in_its_own_zones_alone(tmp_path: Path) -> None:
+    roles = ACCESS.replace('[join.a]\nread = ["team-a/*"]', '[join.a]\nread = ["registry.example/*"]')
+    async with access_site(tmp_path, roles) as site:
+        agent, path = await site.join("h1", "a"), "/v1/images/registry.example/team%2Fapp/manifests/v1"
+        for zone, failure in (("z1", NotFound), ("", NotFound), ("z3", Refused)):  # of an upstream that is not there
+            with pytest.raises(failure):
+                await ask(agent.http, "GET", URL(f"{path}?zone={zone}", encoded=True))
+
+
 async def test_a_policy_is_told_of_a_digest_that_is_one_of_the_names_packages(site: AccessSite) -> None:
     """Policies go by tags, so what holds for a digest tells under which tags others have it."""
     agent, ops = await site.join("h1", "a"), await site.stranger(site.token("ops"))

@@ -7,20 +7,25 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import ssl
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aiohttp
 import programs
 import pytest
 from access_rig import AccessSite, access_site, ask
+from click.testing import CliRunner
 from ports import free_port
 
+from p2pdist.cli.verbs import access as access_verb
 from p2pdist.credentials.authority import TRACKER_DNS, make_key, make_request, pinned, split_pem
 from p2pdist.credentials.tokens import TokenRecord
 from p2pdist.model.access import decode_ticket
@@ -29,7 +34,8 @@ from p2pdist.model.messages import Access, Assign, Holding, Reject, RenewRequest
 from p2pdist.transfer.audit import audit_to
 from tracker.access.control import AccessControl
 from tracker.access.directory import SUPERSEDED_S, AccessDirectory
-from tracker.access.file import TEMPLATE, read_rules
+from tracker.access.file import REVOKED_MAX, TEMPLATE, read_rules
+from tracker.access.tls import TrackerTls
 
 
 @pytest.fixture
@@ -158,6 +164,88 @@ def test_keys_go_two_days_after_they_were_superseded(tmp_path: Path) -> None:
     assert len(later.authorities) == len(later.signing) == 1
     removed = directory.rotate(now=now + SUPERSEDED_S + 10)
     assert len(removed) == 2 and len(list(directory.directory.glob("authority-*.key"))) == 2
+
+
+def test_a_rotation_supersedes_keys_that_were_dated_by_a_clock_ahead(tmp_path: Path) -> None:
+    """Else the keys of before would sign on, and what an operator rotated for would be of use."""
+    directory, now = AccessDirectory(tmp_path / "access" / "access.toml"), time.time()
+    directory.prepare(now=now + 30 * 86400)
+    directory.new_identity("team-a", now=now + 30 * 86400)
+    before, identity = directory.load(now=now), directory.identities("team-a")[0]
+    directory.rotate(now=now)
+    directory.new_identity("team-a", now=now)
+    after = directory.load(now=now)
+    assert [key.name for key in after.signing][1:] == [key.name for key in before.signing]
+    assert [each.fingerprint for each in after.authorities][1:] == [each.fingerprint for each in before.authorities]
+    assert after.authorities[0].fingerprint in directory.join_token("default").read_text()
+    assert after.authorities[0].certificate.not_valid_before_utc.timestamp() < now
+    assert directory.identities("team-a")[1:] == (identity,)
+
+
+def test_revocations_of_one_moment_all_count(tmp_path: Path) -> None:
+    directory = made(tmp_path)
+    hosts = [f"host:h{number}" for number in range(16)]
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        ready = threading.Barrier(len(hosts))
+
+        def revoke(host: str) -> None:
+            ready.wait()
+            access_verb.revoke.callback((host,), directory.path)  # type: ignore[misc]
+
+        list(pool.map(revoke, hosts))
+    assert sorted(directory.revoked()) == sorted(hosts)
+    assert directory.load(now=time.time()).rules.revoked == set(hosts)
+
+
+@pytest.mark.parametrize("verb", [["revoke", "host:h1"], ["unrevoke", "host:h1"]])
+def test_nothing_is_revoked_where_no_access_file_is(tmp_path: Path, verb: list[str]) -> None:
+    """As where --access was forgotten: no tracker would read what is written there."""
+    path = tmp_path / "elsewhere" / "access.toml"
+    ran = CliRunner().invoke(access_verb.command, [*verb, "--access", str(path)])
+    assert isinstance(ran.exception, NotFound) and "--access" in ran.exception.remedy
+    assert not path.parent.exists()
+
+
+def test_no_more_is_revoked_than_a_tracker_takes(tmp_path: Path) -> None:
+    directory = made(tmp_path)
+    directory.path.write_text(directory.path.read_text().replace("revoked = []", 'revoked = ["host:a", "host:b"]'))
+    directory.set_revoked(f"host:h{number}" for number in range(REVOKED_MAX - 2))
+    with pytest.raises(UsageError, match="nothing changed"):
+        directory.change_revoked(lambda revoked: [*revoked, "host:c"])
+    assert len(directory.load(now=time.time()).rules.revoked) == REVOKED_MAX
+    directory.change_revoked(lambda revoked: [*revoked, "host:a"])
+    (directory.directory / "revoked.txt").write_text("".join(f"host:h{number}\n" for number in range(REVOKED_MAX)))
+    directory.change_revoked(lambda revoked: revoked[1:])  # the way back
+    assert len(directory.revoked()) == REVOKED_MAX - 1
+
+
+def test_a_token_that_cannot_be_noted_spoils_no_list(tmp_path: Path) -> None:
+    directory, record = made(tmp_path), TokenRecord("id", "role", "name", 0.0, 1.0)
+    directory.note_token(record)
+    size, limits = (directory.directory / "tokens.jsonl").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))  # as on a disk that fills up meanwhile
+    try:
+        with pytest.raises(P2PDistError):
+            directory.note_token(record)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert directory.tokens() == [record]
+    directory.note_token(record)
+    assert directory.tokens() == [record, record]
+
+
+def test_the_tracker_has_another_certificate_once_its_clock_is_right(tmp_path: Path) -> None:
+    """One that was made by a clock that was ahead is not valid yet: no client would take it for as
+    long as that."""
+    state, now = made(tmp_path).load(now=time.time()), time.time()
+    tls = TrackerTls(["127.0.0.1"])
+    tls.use(state, now=now + 5 * 86400)
+    ahead = tls.client
+    tls.renew(state, now=now)
+    assert tls.client is not ahead
+    right = tls.client
+    tls.renew(state, now=now + 1.0)
+    assert tls.client is right
 
 
 async def test_a_rotation_breaks_no_session_and_no_client_that_knows_the_former_authority(site: AccessSite) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import jwt
 import pytest
-from access_rig import AccessSite, access_site, ask
+from access_rig import LOOK_S, AccessSite, access_site, ask
 from cryptography.hazmat.primitives import serialization
 
 from p2pdist.credentials.authority import TRACKER_DNS
@@ -163,6 +163,32 @@ async def test_what_is_watched_ends_with_the_token(site: AccessSite) -> None:
         site.control.directory.set_revoked([f"token:{site.control.directory.tokens()[0].id}"])
         async with asyncio.timeout(30):
             await events.content.read()
+
+
+async def test_what_is_watched_ends_when_its_role_reads_less(
+    site: AccessSite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tracker.http.history.routes.SILENCE_S", LOOK_S)
+    http = await site.stranger(site.token("ops"))
+    async with (
+        http.get("/v1/events", server_hostname=TRACKER_DNS) as events,
+        http.get("/v1/history/events", server_hostname=TRACKER_DNS) as history,
+    ):
+        await events.content.readuntil(b"\n\n")
+        await history.content.readuntil(b"\n\n")
+        site.path.write_text(site.path.read_text().replace('public = ["public/*"]', 'public = ["public/*", "other"]'))
+        async with asyncio.timeout(30):
+            while len(site.control.state.rules.public.patterns) < 2:
+                await asyncio.sleep(LOOK_S)
+        before = await events.content.readuntil(b"\n\n")
+        assert before and not events.content.at_eof(), "one that reads more goes on"
+        text = site.path.read_text()
+        role = text[text.index("[role.ops]") : text.index("[role.reader]")]
+        site.path.write_text(text.replace(role, role.replace('read = ["*"]', 'read = ["team-a/*"]')))
+        async with asyncio.timeout(30):
+            await events.content.read()
+            await history.content.read()
+    assert "unexpected failure" not in caplog.text
 
 
 async def test_a_huge_header_is_the_clients_fault(site: AccessSite) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, TCPConnector, web
+from aiohttp import ClientSession, TCPConnector, UnixConnector, web
 from authority import Authority
 
+from p2pdist.cli.daemon import listen_unix
 from p2pdist.transfer.connections import (
     ADDRESS_SHARE,
     CONNECTIONS,
@@ -200,3 +202,34 @@ async def test_half_handshakes_give_way(tmp_path: Path) -> None:
         connector = TCPConnector(ssl=tls.client)
         async with ClientSession(connector=connector) as session, session.get(f"https://127.0.0.1:{port}/") as answer:
             assert answer.status == 200
+
+
+async def test_no_user_of_a_host_takes_all_of_its_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is open at the Unix socket are descriptors as well, that peers and the store lack."""
+    monkeypatch.setattr("p2pdist.cli.daemon.local_connections_max", lambda: 16)
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: web.Request) -> web.Response:
+        asked.set()
+        await go_on.wait()
+        return web.Response(text="slow")
+
+    app, path = web.Application(), tmp_path / "socket"
+    app.router.add_get("/slow", slow)
+    runner = await listen_unix(app, path)
+    try:
+        async with ClientSession(connector=UnixConnector(str(path))) as session:
+            waiting = asyncio.create_task(session.get("http://agent/slow"))
+            await asked.wait()
+            silent = [await asyncio.open_unix_connection(path) for _ in range(SILENT)]
+            await ended(silent, SILENT - 8)
+            assert app[CONNECTIONS]._counts.keys() == {f"user {os.getuid()}"}
+            async with session.get("http://agent/") as answer:
+                assert answer.status == 404
+            assert not waiting.done(), "what is being answered stays"
+            go_on.set()
+            assert await (await waiting).text() == "slow"
+            for _, writer in silent:
+                writer.close()
+    finally:
+        await runner.cleanup()

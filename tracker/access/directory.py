@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import calendar
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -48,6 +49,7 @@ TOKENS_BYTES_MAX = 64 << 20
 KEYS_MAX = 8
 """Authorities, and signing keys, that are read."""
 
+_MISSING = "Name the tracker's access file with --access; a tracker that is started with it makes one"
 SECRET_FILES = ("authority-", "signing-", "join-", "sealed-")
 REVOKED_FILE = "revoked.txt"
 TOKENS_FILE = "tokens.jsonl"
@@ -154,7 +156,7 @@ class _Files:
         try:
             yield
         except FileNotFoundError as error:
-            raise NotFound(f"there is no file {path}", remedy="Start the tracker with --access to make it") from error
+            raise NotFound(f"there is no file {path}", remedy=_MISSING) from error
         except OSError as error:
             raise foreseen(error, str(path)) or P2PDistError(f"{path} cannot be used: {error.strerror}") from error
 
@@ -243,9 +245,22 @@ class AccessDirectory:
 
     def set_revoked(self, entries: Iterable[str]) -> None:
         """These are revoked from now on, beside those in the access file."""
-        text = "".join(f"{check_revoked(entry)}\n" for entry in dict.fromkeys(entries))
+        self.change_revoked(lambda _: entries)
+
+    def change_revoked(self, change: Callable[[list[str]], Iterable[str]]) -> None:
+        """What `change` makes of what `revoke` wrote is revoked from now on; two such changes at
+        once come one after the other. Raises NotFound where no access file is here, so that nothing
+        would be revoked, and UsageError for more than a tracker takes."""
+        in_file = self.rules().revoked
         with self._files.locked():
-            self._files.write(self.directory / REVOKED_FILE, text.encode())
+            before = self.revoked()
+            entries = tuple(dict.fromkeys(map(check_revoked, change(before))))
+            if (count := len(in_file | set(entries))) > REVOKED_MAX and len(entries) > len(before):
+                raise UsageError(
+                    f"{count} entries would be revoked, more than the {REVOKED_MAX} that a tracker takes: nothing changed",
+                    remedy="Unrevoke hosts and tokens that are gone, or take join tokens out of the access file",
+                )
+            self._files.write(self.directory / REVOKED_FILE, "".join(f"{entry}\n" for entry in entries).encode())
 
     def tokens(self) -> list[TokenRecord]:
         """The tokens that were made, the oldest first."""
@@ -262,8 +277,12 @@ class AccessDirectory:
     def note_token(self, record: TokenRecord) -> None:
         """Keep what is known of a new token."""
         path = self.directory / TOKENS_FILE
+        line = msgspec.json.encode(record) + b"\n"
         with self._files.locked(), self._files.failures(path), self._files.opened(path, os.O_APPEND) as file:
-            file.write(msgspec.json.encode(record) + b"\n")
+            before = os.fstat(file.fileno()).st_size
+            if os.write(file.fileno(), line) < len(line):  # half a line would spoil the next one, and the list
+                os.ftruncate(file.fileno(), before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     # -- keys of sealed packages
 
@@ -291,12 +310,10 @@ class AccessDirectory:
         if not re.match(r"[a-z0-9][a-z0-9-]{0,62}\Z", key):
             raise UsageError(f"{key[:80]!r} cannot be a key", remedy="Use lower-case letters, digits and dashes")
         with self._files.locked():
-            at, taken = now, self._named(re.compile(_SEALED % re.escape(key)))
-            while _seconds(_stamp(at)) in taken:
-                at += 1.0
+            created = _stamp(_newer_than(self._named(re.compile(_SEALED % re.escape(key))), now))
             identity, recipient = new_identity()
             text = f"# public key: {recipient}\n{identity}\n"
-            self._files.write(self.directory / f"sealed-{key}-{_stamp(at)}.key", text.encode())
+            self._files.write(self.directory / f"sealed-{key}-{created}.key", text.encode())
         return recipient
 
     # -- making
@@ -327,20 +344,15 @@ class AccessDirectory:
         return made
 
     def _new_authority(self, fleet: str, now: float) -> Authority:
-        at = now
-        while (path := self.directory / f"authority-{_stamp(at)}.pem").exists():
-            at += 1.0
+        path = self.directory / f"authority-{_stamp(_newer_than(self._named(_AUTHORITY), now))}.pem"
         authority = Authority.create(fleet, now=now)
         self._files.write(path.with_suffix(".key"), encode_key(authority.key))
         self._files.write(path, authority.pem)
         return authority
 
     def _new_signing_key(self, now: float) -> None:
-        at, taken = now, set(self._named(_SIGNING))
-        while _seconds(_stamp(at)) in taken:
-            at += 1.0
-        key = SigningKey.create()
-        self._files.write(self.directory / f"signing-{_stamp(at)}-{key.name}.pem", key.pem)
+        key, created = SigningKey.create(), _stamp(_newer_than(self._named(_SIGNING), now))
+        self._files.write(self.directory / f"signing-{created}-{key.name}.pem", key.pem)
 
     # -- files
 
@@ -386,6 +398,12 @@ def _seconds(stamp: str) -> float:
         return float(calendar.timegm(time.strptime(stamp, _TIME)))
     except ValueError as error:
         raise UsageError(f"{stamp} in the name of a key is no time", remedy="Rename or remove that file") from error
+
+
+def _newer_than(named: Mapping[float, Path], now: float) -> float:
+    """The time in the name of a new file, which is to be the newest of its kind: some may have been
+    made while the clock was ahead."""
+    return max([now, *(at + 1.0 for at in named)])
 
 
 def _trusted(named: Mapping[float, Key], now: float) -> list[Key]:

@@ -80,6 +80,7 @@ class Identities:
             identity = await self._issuer.identity(text, self._state.rules)
         else:
             identity = self._token(text)
+        identity = replace(identity, read=identity.read.joined(self._state.rules.public))
         if identity.credential in self._state.rules.revoked:
             raise Unauthenticated("the token is revoked", remedy="Ask for another: p2pdist token create makes it")
         return identity
@@ -93,6 +94,4 @@ class Identities:
                 f"the token is of the role {claims.role}, which the access file no longer has",
                 remedy="Ask for another: p2pdist token create makes it",
             )
-        return replace(
-            role.identity("token", claims.name, credential=f"token:{claims.id}"), read=role.read.joined(rules.public)
-        )
+        return role.identity("token", claims.name, credential=f"token:{claims.id}")

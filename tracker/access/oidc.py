@@ -12,6 +12,7 @@ import re
 import time
 import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
 
 import jwt
 
@@ -19,6 +20,7 @@ from p2pdist.model.access import SKEW_S, Identity, Role
 from p2pdist.model.errors import Unauthenticated, Unavailable
 from tracker.access.file import AccessRules, OidcDocument
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ALGORITHMS = ("RS256", "ES256", "EdDSA")
 REFRESH_S = 30.0
 KEPT_S = 3600.0
@@ -82,6 +84,8 @@ class OidcIssuer:
             raise Unauthenticated("the token cannot be read", remedy=_REMEDY) from error
         if not isinstance(name, str):
             raise Unauthenticated("the token names no key", remedy=_REMEDY)
+        if name in self._keys and time.monotonic() - self._read_at <= KEPT_S:
+            return self._keys[name]  # also while the issuer is slow to answer for a key that it may not have
         async with self._reading:
             age_s = time.monotonic() - self._read_at
             if age_s > KEPT_S or (name not in self._keys and age_s > REFRESH_S):
@@ -106,10 +110,26 @@ class OidcIssuer:
         return {key.key_id: key.key for key in keys if key.key_id}
 
 
-def _fetch(url: str) -> dict[str, Any]:
-    if not url.startswith(("https://", "http://127.0.0.1", "http://localhost", "http://[::1]")):
+def _require_encrypted(url: str) -> None:
+    """Raises ValueError for a URL over which anybody could give keys as the issuer's."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" and (parts.scheme != "http" or parts.hostname not in LOOPBACK):
         raise ValueError("it names an address that is not encrypted")
-    with urllib.request.urlopen(url, timeout=READ_S_MAX) as answer:  # noqa: S310 - see above
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to encrypted addresses alone."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        _require_encrypted(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _fetch(url: str) -> dict[str, Any]:
+    _require_encrypted(url)
+    with urllib.request.build_opener(_Redirects).open(url, timeout=READ_S_MAX) as answer:
         data = answer.read(DOCUMENT_BYTES_MAX + 1)
     if len(data) > DOCUMENT_BYTES_MAX:
         raise ValueError(f"it answers more than {DOCUMENT_BYTES_MAX} bytes")

@@ -18,10 +18,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import signal
 import subprocess
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from p2pdist.encryption import identities_in, unopened, unwrap
@@ -48,6 +51,10 @@ STEP = 16
 """Keys that are unwrapped in one turn."""
 
 COMMAND_S = 30.0
+COMMANDS_MAX = 8
+"""Commands that run at once, in threads of their own: those of a KMS that hangs must not take the
+threads of the tracker."""
+
 COMMAND_BYTES_MAX = 64 << 10
 AGAIN_S = 10.0
 ASK_S = 3600.0
@@ -86,6 +93,7 @@ class SealedKeys:
         """By command."""
         self._running: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
         """Is held while a command runs."""
+        self._commands = ThreadPoolExecutor(COMMANDS_MAX, thread_name_prefix="identity-command")
         self._turn = asyncio.Lock()
         """Is held while STEP keys are unwrapped."""
 
@@ -173,7 +181,8 @@ class SealedKeys:
             printed = self._printed.get(command)
             limit_s = newer_than_s if printed is not None and printed.identities else AGAIN_S
             if printed is None or self._clock() - printed.at >= limit_s:
-                printed = self._printed[command] = await asyncio.to_thread(_outcome, command, self._clock)
+                asked = asyncio.get_running_loop().run_in_executor(self._commands, _outcome, command, self._clock)
+                printed = self._printed[command] = await asked
         return printed.get()
 
 
@@ -204,22 +213,41 @@ def _outcome(command: tuple[str, ...], clock: Callable[[], float]) -> _Printed:
 def _printed_by(command: tuple[str, ...]) -> tuple[str, ...]:
     """The identities that a command prints. What it prints is in no message."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_S, check=False, env=dict(os.environ)
-        )
+        code, printed = _run(command)
     except (OSError, subprocess.TimeoutExpired) as error:
         why = f"took over {COMMAND_S:g} s" if isinstance(error, subprocess.TimeoutExpired) else str(error.strerror)
         raise Unavailable(
             f"the identity-command {command[0]} {why}", remedy="Run it on the tracker's machine"
         ) from None
-    if done.returncode or len(done.stdout) > COMMAND_BYTES_MAX:
+    if code or len(printed) > COMMAND_BYTES_MAX:
         raise Unavailable(
-            f"the identity-command {command[0]} failed with exit code {done.returncode}",
+            f"the identity-command {command[0]} failed with exit code {code}",
             remedy="Run it on the tracker's machine, as the tracker's user",
         )
-    identities = identities_in(done.stdout.decode("ascii", "replace"))
+    identities = identities_in(printed.decode("ascii", "replace"))
     if not identities:
         raise Unavailable(
             f"the identity-command {command[0]} printed no identity", remedy="It prints AGE-SECRET-KEY-1..."
         )
     return identities
+
+
+def _run(command: tuple[str, ...]) -> tuple[int, bytes]:
+    """Exit code and output of a command, which has COMMAND_S with all that it starts. Raises
+    OSError and TimeoutExpired."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=dict(os.environ),
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=COMMAND_S)
+        except BaseException:
+            # Also what a script waits for, which would hang on, one more after each attempt.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, printed

@@ -28,7 +28,7 @@ class TrackerTls:
         """For connections to other trackers of the fleet, to which this one shows its certificate.
         `use`."""
         self._current: ssl.SSLContext | None = None
-        self._renew_at = 0.0
+        self._made_at = self._renew_at = 0.0
 
     def use(self, state: AccessState, *, now: float) -> None:
         """Serve new connections with a new certificate, and trust these authorities alone. `now`:
@@ -37,14 +37,15 @@ class TrackerTls:
         certificate = state.authorities[0].issue(make_request(key), "tracker", "tracker", self._addresses, now=now)
         made = state.chain(certificate), encode_key(key), state.trusted
         self._current, self.client = _context(*made), _context(*made, client=True)
-        self._renew_at = now + CERTIFICATE_S / 2
+        self._made_at, self._renew_at = now, now + CERTIFICATE_S / 2
         if self.context is None:
             self.context = self._current
             self.context.sni_callback = self._choose
 
     def renew(self, state: AccessState, *, now: float) -> None:
-        """A new certificate, where half of its life is over."""
-        if now >= self._renew_at:
+        """A new certificate, where half of its life is over, or where it was made by a clock that
+        was ahead and has been set since: clients would not take it before that time comes."""
+        if not self._made_at <= now < self._renew_at:
             self.use(state, now=now)
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, first: ssl.SSLContext) -> None:

@@ -45,8 +45,8 @@ def guard_of(control: AccessControl | None, names: OwnNames) -> Middleware:
 
 
 async def still_allowed(request: web.Request) -> bool:
-    """Whether a request whose answer takes long would be served if it came now: its token may have
-    expired, or been revoked."""
+    """Whether a request whose answer takes long would be served as much if it came now: its token
+    may have expired, or been revoked, and its role may read less than when the answer began."""
     access, route = request.app[SERVICE].access, route_of(request)
     if access is None or route is None or route.right is None:
         return access is None
@@ -55,7 +55,7 @@ async def still_allowed(request: web.Request) -> bool:
         identity.require(route.right, route.also)
     except P2PDistError:
         return False
-    return True
+    return all(map(identity.read.contains, identity_of(request).read.patterns))
 
 
 def note_refusal(request: web.Request, error: P2PDistError, right: Right | None = None) -> None:

@@ -30,6 +30,7 @@ from p2pdist.credentials import exchange
 from p2pdist.credentials.authority import (
     TRACKER_DNS,
     agent_dns,
+    begins_at,
     encode_key,
     expires_at,
     fingerprint,
@@ -139,16 +140,18 @@ class Membership:
             left_s = await asyncio.to_thread(self._left_s)
             if left_s > 0:
                 await asyncio.sleep(min(LOOK_S, left_s * random.uniform(1.0, 1.1)))
-            elif await self._renewed():
+            elif await self._renewed() and await asyncio.to_thread(self._left_s) > 0:
                 pause_s = RETRY_FIRST_S
             else:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(RETRY_MAX_S, 2 * pause_s)
 
     def _left_s(self) -> float:
-        """For how long the certificate need not be renewed."""
+        """For how long the certificate need not be renewed; one that is not valid yet is of no
+        use."""
         try:
-            return renews_at(read(self._certificate)) - time.time()
+            pem, now = read(self._certificate), time.time()
+            return renews_at(pem) - now if begins_at(pem) <= now else 0.0
         except (ValueError, OSError) as error:
             logger.error("the certificate %s cannot be read, and is made anew: %s", self._certificate, error)
             return 0.0
@@ -175,12 +178,16 @@ class Membership:
         try:
             record = msgspec.json.decode(read(self._directory / "member.json"), type=_Record)
             pem = read(self._certificate)
-            left_s, owner = expires_at(pem) - time.time(), owner_of(pem)
+            now, owner = time.time(), owner_of(pem)
+            left_s, early = expires_at(pem) - now, begins_at(pem) > now
             fits = self._fits(record)
         except (ValueError, OSError, P2PDistError, *UNDECODABLE):
             return False
         if owner != (record.fleet, "agent", self.host) or not fits:
             logger.info("the kept certificate is of another host, fleet or join token: joining anew")
+            return False
+        if early:
+            logger.info("the kept certificate is not valid yet, as the clock of a tracker was ahead: joining again")
             return False
         if left_s < EXPIRES_SOON_S:
             logger.info("the kept certificate has expired: joining again")

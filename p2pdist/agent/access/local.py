@@ -9,12 +9,22 @@ import grp
 import pwd
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 from p2pdist.agent.caller import Caller
 from p2pdist.model.access import EVERYTHING, Identity, LocalRules, Right
+from p2pdist.model.errors import Unavailable
 
 NAMES_S = 60.0
 """How long the names of a caller are believed: a directory service may be asked for them."""
+
+NAMES_WAIT_S, KNOWN_WAIT_S = 10.0, 1.0
+"""How long a caller waits for a directory service; and one that was known, which then goes
+by its last names."""
+
+LOOKUPS_MAX = 4
+"""Callers that are looked up at once, in threads of their own: a directory service that hangs must
+not take those of the agent."""
 
 CALLERS_MAX = 1024
 GROUPS_MAX = 1024
@@ -28,22 +38,43 @@ class LocalCallers:
     def __init__(self) -> None:
         self._subjects: OrderedDict[tuple[int, int, tuple[int, ...]], tuple[float, tuple[str, ...]]] = OrderedDict()
         """When they were looked up (time.monotonic), and what a caller goes by."""
+        self._looking: dict[tuple[int, int, tuple[int, ...]], asyncio.Task[tuple[str, ...]]] = {}
+        """Callers that are being looked up."""
+        self._threads = ThreadPoolExecutor(LOOKUPS_MAX, thread_name_prefix="names")
 
     async def identity(self, caller: Caller, rules: LocalRules) -> Identity:
-        """What a process is and may do. Root and the agent's own user may do everything."""
+        """What a process is and may do. Root and the agent's own user may do everything. Raises
+        Unavailable where it is not known in time what the process goes by."""
         if caller.trusted:
             return Identity("local", str(caller.uid), _TRUSTED, EVERYTHING)
         read = rules.patterns(await self._of(caller)) if rules.by_subject else EVERYTHING
         return Identity("local", str(caller.uid), _USER, read)
 
     async def _of(self, caller: Caller) -> tuple[str, ...]:
-        key, now = (caller.uid, caller.gid, caller.groups), time.monotonic()
+        key = (caller.uid, caller.gid, caller.groups)
         since, known = self._subjects.get(key, (0.0, ()))
-        if known and now - since < NAMES_S:
+        if known and time.monotonic() - since < NAMES_S:
             return known
-        found = await asyncio.to_thread(subjects, caller)
+        looking = self._looking.get(key)
+        if looking is None:
+            looking = self._looking[key] = asyncio.create_task(self._look_up(key, caller))
+        done, _ = await asyncio.wait([looking], timeout=KNOWN_WAIT_S if known else NAMES_WAIT_S)
+        if done:
+            return looking.result()
+        if known:
+            return known
+        raise Unavailable(
+            f"the names of user {caller.uid} and its groups are not found within {NAMES_WAIT_S:.0f} s",
+            remedy="See that the directory service of this host answers: getent passwd",
+        )
+
+    async def _look_up(self, key: tuple[int, int, tuple[int, ...]], caller: Caller) -> tuple[str, ...]:
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, subjects, caller)
+        finally:
+            del self._looking[key]
         self._subjects.pop(key, None)
-        self._subjects[key] = now, found
+        self._subjects[key] = time.monotonic(), found
         if len(self._subjects) > CALLERS_MAX:
             self._subjects.popitem(last=False)
         return found

@@ -90,6 +90,9 @@ class Peers:
         self._sources: dict[str, str] = {}
         """The join tokens in the certificates of hosts from which this one received."""
         self._writing: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+        """Is held while a message is written: a thread that is late must not put an older one, of
+        fewer revoked hosts, in the place of the last."""
         if secured:
             self._load()
 
@@ -166,7 +169,7 @@ class Peers:
         for host, join in [peer for peer in self._served if self.is_revoked(*peer) or self.revoked_here]:
             for served in tuple(self._served[host, join]):
                 served.fail(_revoked(host))
-        task = asyncio.create_task(asyncio.to_thread(self._write, msgspec.json.encode(access)))
+        task = asyncio.create_task(self._keep())
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
@@ -255,6 +258,11 @@ class Peers:
         except (OSError, UsageError, *UNDECODABLE) as error:
             logger.warning("what a tracker said of access cannot be read in %s: %s", self._file, error)
             self._required = True  # nothing is served for want of the locks
+
+    async def _keep(self) -> None:
+        """Write the last message, once the one before is written."""
+        async with self._turn:
+            await asyncio.to_thread(self._write, msgspec.json.encode(self.access))
 
     def _write(self, data: bytes) -> None:
         try:

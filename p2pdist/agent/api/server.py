@@ -98,7 +98,7 @@ from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import BlobStore, Usage
 from p2pdist.transfer.connections import address_key, in_use
 from p2pdist.transfer.documents import large_answers
-from p2pdist.transfer.guard import OwnNames, guard
+from p2pdist.transfer.guard import OwnNames, guard, identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
@@ -114,7 +114,7 @@ DEMAND_BYTES_MAX = 4 << 20
 """A longer range at the Unix socket is read by a program that takes what comes."""
 
 WAIT_S_MAX = 60.0
-SYSTEM_OWNERS = ("preseed:", "slurm-")
+SYSTEM_OWNERS = ("preseed:", "policy:", "slurm-")
 """How names of owners begin that pin for the system; users of the socket may not change their
 pins."""
 
@@ -607,7 +607,7 @@ async def _remove(request: web.Request) -> web.Response:
 
 
 def _check_owner(request: web.Request, owner: str) -> None:
-    """Only trusted processes change the pins of preseeds and jobs. Raises Refused."""
+    """Only trusted processes change the pins of preseeds, policies and jobs. Raises Refused."""
     if owner.startswith(SYSTEM_OWNERS):
         caller_of(request).require_trusted(f"change what {owner[:100]} keeps")
 
@@ -656,13 +656,32 @@ async def _collect(request: web.Request) -> web.Response:
 async def _verify(request: web.Request) -> web.StreamResponse:
     """Read everything in the store and verify it. The answer is a line of JSON now and then."""
     body = await _decode(request, VerifyRequest)
+    request.app[AGENT].verification.require_room()  # before the head is sent
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     results = request.app[AGENT].verification.verify(repair=body.repair, bytes_s=body.bytes_s)
     async with contextlib.aclosing(results):
         async for result in results:
-            await response.write(msgspec.json.encode(result) + b"\n")
+            seen = _readable_result(request.app[AGENT], request, result)
+            await response.write(msgspec.json.encode(seen) + b"\n")
     return response
+
+
+def _readable_result(agent: Agent, request: web.Request, result: Verified) -> Verified:
+    """The result of a verification without the names of what the process that asks may not read."""
+    if identity_of(request).reads_everything:
+        return result
+    digests = {name: name.rpartition(" ")[2] for name in result.wrong}  # contents belong to no package by name
+    shown = {view.path for view in agent.mounts.list() if may_read(agent, request, view.reference)}
+    return replace(
+        result,
+        wrong=tuple(
+            n for n, text in digests.items() if is_digest(text) and may_read_digest(agent, request, Digest(text))
+        ),
+        repaired=tuple(name for name in result.repaired if _readable(agent, request, name)),
+        failed=tuple(text for text in result.failed if _readable(agent, request, text.partition(": ")[0])),
+        shown=tuple(path for path in result.shown if path in shown),
+    )
 
 
 async def _drain(request: web.Request) -> web.Response:
@@ -856,7 +875,7 @@ LOCAL_ROUTES = (
         _verify,
         (Answer(Verified, media_type="application/x-ndjson"),),
         request=VerifyRequest,
-        errors=(UsageError,),
+        errors=(UsageError, Unavailable),
         right="local",
     ),
     Route(

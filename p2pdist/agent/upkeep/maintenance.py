@@ -12,12 +12,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from p2pdist.agent.images.inventory import OWNERS_NAMED, ImageInventory, is_image, require_same, unpinning
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest, is_digest
-from p2pdist.model.errors import Conflict, NotFound, P2PDistError
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Unavailable
 from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, blob_reference, parse_reference
 from p2pdist.model.messages import MountStatus, PackageStatus, PinStatus, PullRequest, Removed, Verified
 from p2pdist.mount.erofs.patch import is_intact
@@ -32,6 +33,10 @@ PIN_PREFIX = "pin:"
 
 BATCH = 256
 """How many files are verified between two reports."""
+
+
+VERIFICATIONS_MAX = 4
+"""Verifications at once. Each has a thread of its own, as it may take days at a low rate."""
 
 
 class Inventory:
@@ -319,11 +324,30 @@ class Verification:
 
     def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts, inventory: Inventory) -> None:
         self._store, self._pulls, self._mounts, self._inventory = store, pulls, mounts, inventory
+        self._threads = ThreadPoolExecutor(VERIFICATIONS_MAX, thread_name_prefix="verify")
+        self._running = 0
+
+    def require_room(self) -> None:
+        """Raises Unavailable while as many verifications run as may."""
+        if self._running >= VERIFICATIONS_MAX:
+            raise Unavailable(
+                f"{self._running} verifications of this store are running", remedy="Wait for one to end, or end one"
+            )
 
     async def verify(self, *, repair: bool, bytes_s: float | None = None) -> AsyncGenerator[Verified]:
         """Read everything that is stored and compare it with its name; yields the result so far now
         and then, and the whole result at the end. The store drops what is wrong; with `repair` the
-        packages that lost something are pulled again."""
+        packages that lost something are pulled again. Raises Unavailable as `require_room`."""
+        self.require_room()
+        self._running += 1
+        try:
+            async with contextlib.aclosing(self._verify(repair=repair, bytes_s=bytes_s)) as results:
+                async for result in results:
+                    yield result
+        finally:
+            self._running -= 1
+
+    async def _verify(self, *, repair: bool, bytes_s: float | None) -> AsyncGenerator[Verified]:
         loop, stop = asyncio.get_running_loop(), threading.Event()
         single = {blob.digest for blob in await asyncio.to_thread(self._inventory.single_blobs, self._pulls.parts())}
         batches: asyncio.Queue[list[Checked] | None] = asyncio.Queue(4)
@@ -331,7 +355,7 @@ class Verification:
         def put(batch: list[Checked] | None) -> None:
             asyncio.run_coroutine_threadsafe(batches.put(batch), loop).result()
 
-        reading = asyncio.create_task(asyncio.to_thread(_read, self._store, bytes_s, stop, put))
+        reading = loop.run_in_executor(self._threads, _read, self._store, bytes_s, stop, put)
         count = size = 0
         wrong: list[str] = []
         try:
@@ -437,7 +461,7 @@ def _read(
     """Give `put` the results of verifying in batches, then None; in a thread."""
     batch: list[Checked] = []
     try:
-        for checked in store.verify(bytes_s=bytes_s):
+        for checked in store.verify(bytes_s=bytes_s, stop=stop):
             batch.append(checked)
             if stop.is_set():
                 break

@@ -144,7 +144,7 @@ def revoke(what: tuple[str, ...], access: Path) -> None:
       p2pdist access revoke host:r17n04
     """
     directory = _directory(access)
-    directory.set_revoked([*directory.revoked(), *what])
+    directory.change_revoked(lambda revoked: [*revoked, *what])
     output.say(f"revoked {' '.join(what)}")
 
 
@@ -160,15 +160,16 @@ def unrevoke(what: tuple[str, ...], access: Path) -> None:
     """
     from p2pdist.model.errors import NotFound
 
-    directory = _directory(access)
-    revoked = directory.revoked()
-    missing = [entry for entry in what if entry not in revoked]
-    if missing:
-        raise NotFound(
-            f"{missing[0][:100]} was not revoked with this command",
-            remedy="See p2pdist access show, and revoked in the access file",
-        )
-    directory.set_revoked(entry for entry in revoked if entry not in what)
+    def without(revoked: list[str]) -> list[str]:
+        missing = [entry for entry in what if entry not in revoked]
+        if missing:
+            raise NotFound(
+                f"{missing[0][:100]} was not revoked with this command",
+                remedy="See p2pdist access show, and revoked in the access file",
+            )
+        return [entry for entry in revoked if entry not in what]
+
+    _directory(access).change_revoked(without)
     output.say(f"unrevoked {' '.join(what)}")
 
 

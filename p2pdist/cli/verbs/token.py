@@ -125,7 +125,7 @@ def revoke(ids: tuple[str, ...], access: Path) -> None:
     for identifier in ids:
         if identifier not in known:
             raise NotFound(f"no token {identifier[:80]!r} was made here", remedy="p2pdist token list names them")
-    directory.set_revoked([*directory.revoked(), *(f"token:{identifier}" for identifier in ids)])
+    directory.change_revoked(lambda revoked: [*revoked, *(f"token:{identifier}" for identifier in ids)])
     output.say(f"revoked {' '.join(ids)}")
 
 

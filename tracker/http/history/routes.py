@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from functools import partial
 
 import msgspec
@@ -80,18 +81,19 @@ async def follow(request: web.Request) -> web.StreamResponse:
         with in_use(request):
             await response.write(b": following\n\n")
             wrote_at = time.monotonic()
-            async for record in _or_silence(records):
-                if not await still_allowed(request):
-                    break
-                if record is not None and _matches(wanted, record) and sees(identity, book, record):
-                    news = b"event: record\ndata: %b\n\n" % msgspec.json.encode(record)
-                elif record is None or time.monotonic() - wrote_at >= SILENCE_S:  # only records of others came
-                    news = b": silence\n\n"
-                else:
-                    continue
-                wrote_at = time.monotonic()
-                async with asyncio.timeout(WRITE_S_MAX):
-                    await response.write(news)
+            async with aclosing(_or_silence(records)) as followed:  # which may wait for a record
+                async for record in followed:
+                    if not await still_allowed(request):
+                        break
+                    if record is not None and _matches(wanted, record) and sees(identity, book, record):
+                        news = b"event: record\ndata: %b\n\n" % msgspec.json.encode(record)
+                    elif record is None or time.monotonic() - wrote_at >= SILENCE_S:  # only records of others came
+                        news = b": silence\n\n"
+                    else:
+                        continue
+                    wrote_at = time.monotonic()
+                    async with asyncio.timeout(WRITE_S_MAX):
+                        await response.write(news)
         return response
     except (TimeoutError, ConnectionError):
         return response
@@ -104,7 +106,7 @@ async def end_following(app: web.Application) -> None:
     app[SERVICE].history.end()
 
 
-async def _or_silence(records: AsyncIterator[HistoryRecord | None]) -> AsyncIterator[HistoryRecord | None]:
+async def _or_silence(records: AsyncIterator[HistoryRecord | None]) -> AsyncGenerator[HistoryRecord | None]:
     """Records as they come, and None when none came for SILENCE_S."""
     coming: asyncio.Task[HistoryRecord | None] | None = None
     try:

@@ -22,7 +22,7 @@ from p2pdist.origin.registry.upstream import TAG_PAGE_MAX
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.cluster.siblings import Known
-from tracker.http.content import PLACE_QUERY
+from tracker.http.content import PLACE_QUERY, zone_of
 from tracker.http.keys import SERVICE
 from tracker.http.trackers import announce
 from tracker.joined_reads import ASKER
@@ -85,7 +85,7 @@ async def manifest(request: web.Request) -> web.Response:
     """Serve a manifest or index of an image, as its registry serves it. The ETag is its digest;
     the header P2pdist-Policy says how to move and keep the image."""
     known, name = _image(request)
-    target = request.match_info["target"]
+    target, zone = request.match_info["target"], zone_of(request)
     if not is_tag(target) and not is_digest(target):
         raise UsageError(f"{target[:100]!r} is neither a tag nor a digest")
     found = await known.manifest(name, target)
@@ -93,8 +93,7 @@ async def manifest(request: web.Request) -> web.Response:
     await _note(request, name, tag, found)
     await announce(request, Known(str(name), found.digest, image=True))
     reference = ImageReference(name, tag, None if tag else found.digest).package
-    zone, site = request.query.get("zone", ""), request.query.get("site")
-    policy = request.app[SERVICE].fleet.policies.for_agents(reference, zone, site)
+    policy = request.app[SERVICE].fleet.policies.for_agents(reference, zone, request.query.get("site"))
     headers = {POLICY_HEADER: encode_policy(policy)} if policy != NO_POLICY else {}
     if ETag(found.digest) in (request.if_none_match or ()):
         response = web.Response(status=304, headers=headers)
