@@ -293,6 +293,41 @@ async def test_a_pull_outlives_a_pause_of_the_agent(place: Path) -> None:
     await runner.cleanup()
 
 
+@pytest.mark.parametrize("answers", [True, False], ids=["running", "hanging"])
+async def test_a_signal_ends_pulls_of_several_packages(place: Path, answers: bool) -> None:
+    """Soon, and the command does not wait for its threads: their pulls go on for ever, or the agent
+    does not even answer."""
+    asked: set[str] = set()
+
+    async def pull(request: web.Request) -> web.Response:
+        package = str((await request.json())["package"])
+        asked.add(package)
+        if not answers:
+            await asyncio.sleep(3600)
+        return answer(PullStatus("p1", "running", package, DIGEST, 900, 300, 100, 200, 0, 0.5), 202)
+
+    async def pulled(request: web.Request) -> web.Response:
+        await asyncio.sleep(float(request.query["wait_s"]))
+        return answer(PullStatus("p1", "running", "app:v1", DIGEST, 900, 300, 100, 200, 0, 0.5))
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/pulls", pull), web.get("/v1/pulls/{id}", pulled)])
+    names = [f"app:v{number}" for number in range(6)]
+    async with serving(app, place / "s"):
+        words = [*PROGRAM, "pull", *names, "--socket", place / "s"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                async with asyncio.timeout(60):
+                    while len(asked) < 4:
+                        await asyncio.sleep(0.01)
+                process.send_signal(signal.SIGINT)
+                said, complained = await to_thread(process.communicate, timeout=20)
+            finally:
+                process.kill()
+    assert (process.returncode, said, complained.strip()) == (130, "", "p2pdist: interrupted")
+    assert len(asked) == 4, "those behind them are not begun"
+
+
 async def test_a_pull_goes_on_at_an_agent_that_was_killed_and_runs_again(place: Path) -> None:
     """It knows the pull no more. One that the pull kills each time is not asked for ever."""
     asked: list[PullRequest] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from p2pdist.model.messages import Priority, PullStatus
 
 AT_ONCE = 4
 """So many of several packages are pulled at the same time."""
+
+STOP_S = 1.0
+"""How long the threads may take to end after a signal."""
 
 
 @click.command("pull")
@@ -72,33 +77,60 @@ def _pull_all(
     """Pull AT_ONCE packages at a time; returns what has come, and the failures, in the order of
     `names`."""
 
+    stopped = threading.Event()
+
     def pull(name: str) -> PullStatus | P2PDistError:
         try:
-            return follow_pull(client, name, quiet=as_json, priority=priority)
+            return follow_pull(client, name, quiet=as_json, priority=priority, stopped=stopped)
         except P2PDistError as error:
             return error
 
-    if len(names) == 1:
-        outcomes = [pull(names[0])]
-    else:
-        from concurrent.futures import ThreadPoolExecutor
-
-        context = click.get_current_context()
-
-        def pull_in_thread(name: str) -> PullStatus | P2PDistError:
-            push_context(context)  # by which --quiet is known; each thread has its own
-            try:
-                return pull(name)
-            finally:
-                pop_context()
-
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            outcomes = list(threads.map(pull_in_thread, names))
+    outcomes = [pull(names[0])] if len(names) == 1 else _in_threads(pull, names, stopped)
     for name, outcome in zip(names, outcomes, strict=True):
         if isinstance(outcome, NotFound) and not is_image(name):
             _hint(outcome, name, client)
     statuses = [outcome for outcome in outcomes if isinstance(outcome, PullStatus)]
     return statuses, [outcome for outcome in outcomes if isinstance(outcome, P2PDistError)]
+
+
+def _in_threads(
+    pull: Callable[[str], PullStatus | P2PDistError], names: Sequence[str], stopped: threading.Event
+) -> list[PullStatus | P2PDistError]:
+    """What `pull` returns for each name, AT_ONCE at a time. A signal ends this soon: threads of an
+    executor would be waited for, also at the end of the process, however long their pulls take."""
+    context = click.get_current_context()
+    left = enumerate(names)  # the threads share it
+    outcomes: dict[int, PullStatus | P2PDistError] = {}
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        push_context(context)  # by which --quiet is known; each thread has its own
+        try:
+            for place, name in left:
+                if stopped.is_set():
+                    return
+                outcomes[place] = pull(name)
+        except BaseException as failure:
+            failures.append(failure)
+            stopped.set()
+        finally:
+            pop_context()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(names)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        stopped.set()
+        until = time.monotonic() + STOP_S  # in which they take their bars off the terminal
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        raise
+    if failures:
+        raise failures[0]
+    return [outcomes[place] for place in range(len(names))]
 
 
 def _hint(error: NotFound, name: str, client: Any) -> None:
