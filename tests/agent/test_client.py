@@ -31,7 +31,7 @@ from programs import PROGRAM, Program
 from p2pdist.agent.api.client import LOST_MAX, LocalClient
 from p2pdist.cli.services import check_seen
 from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
-from p2pdist.model.messages import MountRequest, MountStatus, PullRequest, PullStatus
+from p2pdist.model.messages import MountRequest, MountStatus, PullRequest, PullStatus, Verified
 from p2pdist.mount.squashfs import missing
 from p2pdist.transfer.problems import problems
 
@@ -326,6 +326,29 @@ async def test_a_signal_ends_pulls_of_several_packages(place: Path, answers: boo
                 process.kill()
     assert (process.returncode, said, complained.strip()) == (130, "", "p2pdist: interrupted")
     assert len(asked) == 4, "those behind them are not begun"
+
+
+async def test_what_could_not_be_repaired_is_told_in_one_json_document(place: Path) -> None:
+    """And with its exit code, also where nothing was to be repaired."""
+    usage = {"bytes_complete": 3, "bytes_objects": 0, "bytes_variants": 0}
+    failed = ("app:v1: the origin is away",)
+    found = [Verified(1, 3, ("sha256:1",), True, (), failed), Verified(1, 3, ("sha256:1",), True)]
+
+    async def verify(request: web.Request) -> web.Response:
+        repairs = (await request.json())["repair"]
+        return web.Response(body=msgspec.json.encode(found[0] if repairs else found[1]) + b"\n")
+
+    async def status(request: web.Request) -> web.Response:
+        return answer({"store": {"usage": usage}})
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/verify", verify), web.get("/v1/status", status)])
+    async with serving(app, place / "s"):
+        for words, named in ((("verify",), failed), (("verify", "--no-repair"), ())):
+            done = await to_thread(programs.run, *words, "--json", "--socket", place / "s")
+            assert (done.returncode, tuple(json.loads(done.stdout)["failed"])) == (6, named), done.stdout
+            assert "1 things in the store were wrong" in done.stderr and done.stderr.count("\n") == 1
+            assert (await to_thread(programs.run, *words, "--socket", place / "s")).returncode == 6
 
 
 async def test_a_pull_goes_on_at_an_agent_that_was_killed_and_runs_again(place: Path) -> None:
