@@ -498,6 +498,9 @@ def test_mount_and_umount(verbs: Verbs) -> None:
     assert verbs.verb("mount", "app:v1", str(target))[0] == 1
     assert verbs.verb("umount", str(target)) == (0, "", "")
     assert not target.exists()
+    code, said, complained = verbs.verb("mount", "app:v1", str(target), "-q")
+    assert (code, said.count("\n"), complained) == (0, 1, "")
+    assert verbs.verb("umount", str(target)) == (0, "", "")
     assert verbs.verb("umount", str(target))[0] == 3
 
 

@@ -68,7 +68,7 @@ def command(
             }
         )
         return
-    output.line(status.why)
+    output.note(status.why)
     click.echo(status.path)
 
 
