@@ -252,6 +252,15 @@ def test_the_option_that_is_wrong_is_the_one_to_write(words: tuple[str, ...], re
     assert (done.returncode, remedy in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.parametrize("words", [("revoke", "host:h1"), ("unrevoke", "host:h1"), ("rotate",)])
+def test_what_no_tracker_reads_is_not_changed(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A host that is said to be revoked is revoked: not in a directory without an access file."""
+    for directory in (tmp_path, tmp_path / "etc"):
+        done = run("access", *words, "--access", directory / "access.toml")
+        assert (done.returncode, done.stdout) == (3, "") and "there is no access file" in done.stderr, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
 def test_interruption_exits_130(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     assert output.report(error, as_json=True) == 130

@@ -112,7 +112,7 @@ def rotate(access: Path, as_json: bool) -> None:
     Example:
       p2pdist access rotate
     """
-    directory = _directory(access)
+    directory = present_directory(access)
     removed = directory.rotate(now=time.time())
     state = directory.load(now=time.time())
     ending = [
@@ -143,7 +143,7 @@ def revoke(what: tuple[str, ...], access: Path) -> None:
     Example:
       p2pdist access revoke host:r17n04
     """
-    directory = _directory(access)
+    directory = present_directory(access)
     directory.set_revoked([*directory.revoked(), *what])
     output.say(f"revoked {' '.join(what)}")
 
@@ -160,7 +160,7 @@ def unrevoke(what: tuple[str, ...], access: Path) -> None:
     """
     from p2pdist.model.errors import NotFound
 
-    directory = _directory(access)
+    directory = present_directory(access)
     revoked = directory.revoked()
     missing = [entry for entry in what if entry not in revoked]
     if missing:
@@ -174,6 +174,19 @@ def unrevoke(what: tuple[str, ...], access: Path) -> None:
 
 def _text(value: object) -> str:
     return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def present_directory(access: Path) -> AccessDirectory:
+    """The directory of an access file that is there: what is written elsewhere no tracker reads.
+    Raises NotFound."""
+    from p2pdist.model.errors import NotFound
+
+    if not access.exists():
+        raise NotFound(
+            f"there is no access file {access}",
+            remedy="Name the tracker's with --access; p2pdist access create makes one",
+        )
+    return _directory(access)
 
 
 def _directory(access: Path) -> AccessDirectory:
