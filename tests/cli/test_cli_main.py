@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -19,6 +20,7 @@ from pathlib import Path
 import click
 import programs
 import pytest
+from ports import free_port
 
 from p2pdist.cli import output
 from p2pdist.cli.main import VERBS, _as_given, main, parts_of, settings_of
@@ -250,6 +252,25 @@ def test_neither_the_unexpected_nor_its_traceback_shows_a_secret(
 def test_the_option_that_is_wrong_is_the_one_to_write(words: tuple[str, ...], remedy: str, tmp_path: Path) -> None:
     done = run(*words, P2PDIST_STORE=str(tmp_path / "store"), P2PDIST_SOCKET=str(tmp_path / "s"))
     assert (done.returncode, remedy in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verb", "option"),
+    [("tracker", "--probe-listen"), ("agent", "--probe-listen"), ("agent", "--mirror"), ("agent", "--s3")],
+)
+def test_the_option_of_a_port_that_is_taken_is_the_one_to_change(verb: str, option: str, tmp_path: Path) -> None:
+    words = [verb, "--listen", f"127.0.0.1:{free_port()}", "--no-discovery"]
+    if verb == "agent":
+        words += ["--store", str(tmp_path / "store"), "--socket", str(tmp_path / "s"), "--transport", "trees"]
+        words += ["--bucket", "files=a:v1"] if option == "--s3" else []
+        words += ["--mirror", "off"] if option != "--mirror" else []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run(*words, option, address)
+    assert done.returncode == 1, done.stderr
+    assert f"cannot listen on {address}: address already in use" in done.stderr
+    assert done.stderr.endswith(f"Choose another one with {option}\n")
 
 
 @pytest.mark.parametrize("words", [("revoke", "host:h1"), ("unrevoke", "host:h1"), ("rotate",)])
