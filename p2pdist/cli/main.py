@@ -272,7 +272,8 @@ def _conceal(given: list[str]) -> None:
 def _warn(warning: str, given: Sequence[str]) -> None:
     """On standard error; a daemon's is a line of its log, in the format that was asked for."""
     if DAEMONS.isdisjoint(given):
-        click.echo(f"warning: {warning}", err=True)
+        with contextlib.suppress(OSError):  # a lost warning keeps no command from running
+            click.echo(f"warning: {warning}", err=True)
         return
     from p2pdist.cli import daemon
 

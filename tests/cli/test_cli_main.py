@@ -282,6 +282,15 @@ def test_what_no_tracker_reads_is_not_changed(words: tuple[str, ...], tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_warning_that_cannot_be_written_keeps_no_command_from_running() -> None:
+    with open("/dev/full", "w") as full:
+        program = programs.start(
+            "completion", "bash", env={"P2PDIST_ORIGN": "x"}, stdout=subprocess.PIPE, stderr=full, text=True
+        )
+        said, _ = program.communicate(60)
+    assert (program.returncode, "complete -o nosort" in said) == (0, True)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
 def test_interruption_exits_130(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     assert output.report(error, as_json=True) == 130
