@@ -17,8 +17,9 @@ def test_an_agent_that_runs_is_found_and_its_lost_tracker_is_told(site: Site) ->
     assert found["port"]["detail"].startswith("an agent answers at") and found["port"]["state"] == "ok"
     assert found["agent"]["state"] == "ok" and "h0" in found["agent"]["detail"]
     assert found["origin"]["state"] == "warning" and "no packages" in found["origin"]["detail"] and code == 0
-    asked = site.command("doctor", "--tracker", site.tracker_url, "--socket", str(agent.socket))[1]["checks"]
+    asked = site.command("doctor", "--socket", str(agent.socket))[1]["checks"]
     details = {check["name"]: check["detail"] for check in asked}
+    assert details["tracker"].startswith(f"{site.tracker_url} answers") and "reachability" in details
     assert details["port"] == f"an agent answers at 127.0.0.1:{agent.port}", "it says itself where it listens"
     assert str(agent.store) in details["store"]
     site.publish(1000)

@@ -68,7 +68,7 @@ def command(
     if policies is not None:
         findings = _policies(policies)
     else:
-        listen, store = _of_agent(listen, store, socket)
+        tracker, listen, store = _of_agent(tracker, listen, store, socket)
         findings = asyncio.run(_check(tracker, listen, store.absolute(), origin, image, socket.absolute()))
     failed = any(finding.state == "failed" for finding in findings)
     if as_json:
@@ -79,25 +79,24 @@ def command(
     return int(failed)
 
 
-def _of_agent(listen: str, store: Path, socket: Path) -> tuple[str, Path]:
-    """Where to look: at the port and store of the agent that answers, where neither the user nor
-    the settings name others."""
+def _of_agent(tracker: str, listen: str, store: Path, socket: Path) -> tuple[str, str, Path]:
+    """Where to look: at the tracker, port and store of the agent that answers, where neither the
+    user nor the settings name others."""
     from p2pdist.agent.api.client import LocalClient
     from p2pdist.cli.diagnosis import ANSWER_S
 
     context = click.get_current_context()
-    default = [context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT for name in ("listen", "store")]
-    if not any(default):
-        return listen, store
-    try:
-        status = LocalClient(socket, answer_s=ANSWER_S).status()
-    except P2PDistError:
-        return listen, store  # a finding says why
-    address, path = str(status.get("address") or ""), str((status.get("store") or {}).get("path") or "")
-    return (
-        address if default[0] and address else listen,
-        Path(path) if default[1] and path else store,
-    )
+    given = {"tracker": tracker, "listen": listen, "store": str(store)}
+    default = [name for name in given if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT]
+    if default:
+        try:
+            status = LocalClient(socket, answer_s=ANSWER_S).status()
+        except P2PDistError:
+            return tracker, listen, store  # a finding says why
+        url, path = (status.get("tracker") or {}).get("url"), (status.get("store") or {}).get("path")
+        said = {"tracker": url, "listen": status.get("address"), "store": path}
+        given |= {name: str(said[name]) for name in default if said[name]}
+    return given["tracker"], given["listen"], Path(given["store"])
 
 
 async def _check(tracker: str, listen: str, store: Path, origin: str, image: str, socket: Path) -> list[Finding]:
