@@ -58,7 +58,8 @@ def command(
     """Look at this host as an agent would need it: clock, ports, mounts, origin, disk, versions,
     tracker, whether others reach its agent, and whether the container runtimes that `p2pdist mirror
     install` set up ask it. Takes the same options and variables as the agent. Ends with 1 when
-    something fails; warnings say what will be slower or less convenient.
+    something fails; warnings say what will be slower or less convenient. Tracker, port and store
+    are those of the agent on the socket, unless options name others.
 
     \b
     Examples:
@@ -68,8 +69,8 @@ def command(
     if policies is not None:
         findings = _policies(policies)
     else:
-        tracker, listen, store = _of_agent(tracker, listen, store, socket)
-        findings = asyncio.run(_check(tracker, listen, store.absolute(), origin, image, socket.absolute()))
+        tracker, where, store = _of_agent(tracker, listen, store, socket)
+        findings = asyncio.run(_check(tracker, where, store.absolute(), origin, image, socket.absolute()))
     failed = any(finding.state == "failed" for finding in findings)
     if as_json:
         output.print_json({"ok": not failed, "checks": findings})
@@ -79,11 +80,13 @@ def command(
     return int(failed)
 
 
-def _of_agent(tracker: str, listen: str, store: Path, socket: Path) -> tuple[str, str, Path]:
+def _of_agent(tracker: str, listen: str, store: Path, socket: Path) -> tuple[str, str | None, Path]:
     """Where to look: at the tracker, port and store of the agent that answers, where neither the
-    user nor the settings name others."""
+    user nor the settings name others. No port where it gives out an address that is not this
+    host's: where it listens is not known, and whether others reach it is looked at all the same."""
     from p2pdist.agent.api.client import LocalClient
-    from p2pdist.cli.diagnosis import ANSWER_S
+    from p2pdist.cli.diagnosis import ANSWER_S, why_taken
+    from p2pdist.model.address import host_part
 
     context = click.get_current_context()
     given = {"tracker": tracker, "listen": listen, "store": str(store)}
@@ -96,19 +99,24 @@ def _of_agent(tracker: str, listen: str, store: Path, socket: Path) -> tuple[str
         url, path = (status.get("tracker") or {}).get("url"), (status.get("store") or {}).get("path")
         said = {"tracker": url, "listen": status.get("address"), "store": path}
         given |= {name: str(said[name]) for name in default if said[name]}
+        if "listen" in default and said["listen"] and why_taken(host_part(given["listen"]), 0):
+            return given["tracker"], None, Path(given["store"])
     return given["tracker"], given["listen"], Path(given["store"])
 
 
-async def _check(tracker: str, listen: str, store: Path, origin: str, image: str, socket: Path) -> list[Finding]:
+async def _check(
+    tracker: str, listen: str | None, store: Path, origin: str, image: str, socket: Path
+) -> list[Finding]:
     from p2pdist.cli import diagnosis
     from p2pdist.cli.daemon import listen_address
     from p2pdist.cli.runtimes import check
 
-    urls, address = tracker_urls(tracker.split(",")), listen_address(listen)
+    urls = tracker_urls(tracker.split(","))
+    addresses = [] if listen is None else [listen_address(listen)]
     parts: list[Any] = await asyncio.gather(
         diagnosis.checked("versions", asyncio.to_thread(diagnosis.versions)),
         diagnosis.checked("tracker", diagnosis.trackers(urls)),
-        diagnosis.checked("port", diagnosis.port(address)),
+        *(diagnosis.checked("port", diagnosis.port(address)) for address in addresses),
         diagnosis.checked("agent", diagnosis.agent(socket)),
         diagnosis.checked("reachability", diagnosis.reachability(socket, urls)),
         diagnosis.checked("origin", diagnosis.origin(origin)),
