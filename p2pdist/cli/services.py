@@ -100,15 +100,16 @@ def follow_pull(
     quiet: bool,
     priority: Priority = "start",
     lazy: bool = False,
+    beside: output.Progress | None = None,
     stopped: threading.Event | None = None,
 ) -> PullStatus:
-    """Pull a package and show the progress by source. A reference without a tag means `latest`.
-    `lazy`: not where its policy has it shown lazily. Raises the failure that the agent reports, and
-    KeyboardInterrupt soon after `stopped` is set: no signal reaches another thread than the main
-    one."""
+    """Pull a package and show the progress by source, `beside` that of others. A reference without
+    a tag means `latest`. `lazy`: not where its policy has it shown lazily. Raises the failure that
+    the agent reports, and KeyboardInterrupt soon after `stopped` is set: no signal reaches another
+    thread than the main one."""
     name, noted = _canonical(reference), ""
 
-    with output.Progress(quiet=quiet) as progress:
+    with output.Progress(quiet=quiet, beside=beside) as progress:
 
         def show(status: PullStatus) -> None:
             nonlocal noted

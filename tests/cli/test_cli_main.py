@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -458,6 +459,56 @@ def test_plain_progress_comes_at_intervals(capsys: pytest.CaptureFixture[str], m
     with output.Progress(quiet=True) as progress:
         progress("pushing", 1, 2)
     assert capsys.readouterr().err == "pushing: 1.0 MiB of 3.0 GiB\n"
+
+
+def screen(written: str) -> list[str]:
+    """The rows of a terminal after what was written to it: of its controls those that bars use."""
+    rows, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[\??[0-9;]*[A-Za-z]|.", written, re.DOTALL):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row, rows = row + 1, rows + [""] * (row + 2 - len(rows))
+        elif part.endswith("A") and part.startswith("\x1b"):
+            row -= int(part[2:-1])
+        elif part == "\x1b[2K":
+            rows[row] = ""
+        elif not part.startswith("\x1b"):
+            rows[row] = rows[row].ljust(column)[:column] + part + rows[row][column + 1 :]
+            column += 1
+    return [each.split(" ")[0] for each in rows if each.strip()]
+
+
+def test_bars_of_several_and_lines_leave_each_other_whole() -> None:
+    """On a terminal each has its row, a line comes above them, and when all is over it alone is
+    left."""
+    script = """
+from p2pdist.cli import output
+with output.Progress(quiet=False) as bars:
+    with output.Progress(quiet=False, beside=bars) as one:
+        with output.Progress(quiet=False, beside=bars) as two:
+            one("one", 1, 10), two("two", 1, 10)
+            bars._bars.refresh()
+            output.line("line")
+            bars._bars.refresh()
+            output.line("MARK")
+    bars._bars.refresh()
+output.line("end")
+"""
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stderr=theirs, env={**os.environ, "TERM": "xterm"}
+    ) as process:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # it has ended
+            while data := os.read(ours, 4096):
+                written += data
+    os.close(ours)
+    assert process.returncode == 0
+    text = written.decode()
+    assert screen(text[: text.index("MARK")].rpartition("\r\x1b[2K")[0]) == ["line", "one", "two"]
+    assert screen(text) == ["line", "MARK", "end"]
 
 
 def test_a_reader_that_goes_away_is_no_news() -> None:

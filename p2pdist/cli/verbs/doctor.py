@@ -104,9 +104,7 @@ def _of_agent(tracker: str, listen: str, store: Path, socket: Path) -> tuple[str
     return given["tracker"], given["listen"], Path(given["store"])
 
 
-async def _check(
-    tracker: str, listen: str | None, store: Path, origin: str, image: str, socket: Path
-) -> list[Finding]:
+async def _check(tracker: str, listen: str | None, store: Path, origin: str, image: str, socket: Path) -> list[Finding]:
     from p2pdist.cli import diagnosis
     from p2pdist.cli.daemon import listen_address
     from p2pdist.cli.runtimes import check

@@ -79,13 +79,15 @@ def _pull_all(
 
     stopped = threading.Event()
 
-    def pull(name: str) -> PullStatus | P2PDistError:
-        try:
-            return follow_pull(client, name, quiet=as_json, priority=priority, stopped=stopped)
-        except P2PDistError as error:
-            return error
+    with output.Progress(quiet=as_json) as bars:
 
-    outcomes = [pull(names[0])] if len(names) == 1 else _in_threads(pull, names, stopped)
+        def pull(name: str) -> PullStatus | P2PDistError:
+            try:
+                return follow_pull(client, name, quiet=as_json, priority=priority, beside=bars, stopped=stopped)
+            except P2PDistError as error:
+                return error
+
+        outcomes = [pull(names[0])] if len(names) == 1 else _in_threads(pull, names, stopped)
     for name, outcome in zip(names, outcomes, strict=True):
         if isinstance(outcome, NotFound) and not is_image(name):
             _hint(outcome, name, client)
