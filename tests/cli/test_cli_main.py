@@ -404,6 +404,17 @@ def test_a_misspelt_variable_is_named_once(variable: str, meant: str) -> None:
     assert (done.returncode, done.stderr) == (0, expected)
 
 
+def test_a_program_of_a_package_may_run_the_command(tmp_path: Path) -> None:
+    """It has P2PDIST_ROOT, which is no setting of `run --root` or of `mirror --root`."""
+    for root in ("/", str(tmp_path / "view")):
+        done = run("run", "--local", "none:v1", "--layout", tmp_path, P2PDIST_ROOT=root)
+        assert done.returncode == 3, done.stderr
+        done = run("mirror", "uninstall", "crio", "--dry-run", P2PDIST_ROOT=root)
+        assert done.returncode == 0, done.stderr
+    done = run("run", "--local", "none:v1", "--layout", tmp_path, P2PDIST_RUN_ROOT="maybe")
+    assert (done.returncode, "--root" in done.stderr) == (2, True)
+
+
 def test_the_names_of_all_options_are_known() -> None:
     assert {name for _, command in every_command() for name in settings_of(command)} == NAMES
 
