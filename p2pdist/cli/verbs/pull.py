@@ -40,9 +40,10 @@ STOP_S = 1.0
 def command(references: tuple[str, ...], priority: Priority, origin: str | None, socket: Path, as_json: bool) -> None:
     """Bring the packages or images REF into the store of this host through its agent.
 
-    REF may also be a digest, or its first 12 digits, or a pattern: these are looked up in the local
-    layout, at the agent, and at the origin if one is named. With several packages --json prints a
-    list, and the first failure gives the exit code.
+    REF may also be a digest (sha256:...), of which the first 12 digits are enough, or a
+    pattern: these are looked up in the local layout, at the agent, and at the origin if one is
+    named. With several packages --json prints a list, and the first failure gives the exit
+    code.
 
     \b
     Examples:
