@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 PLAIN_INTERVAL_S = 5.0
 """Away from a terminal, a line of progress at most this often."""
 INTERRUPTED = 130
+DUMB = ("dumb", "unknown")
+"""Terminals of which the library that draws bars shows nothing."""
+
 _on_terminal: list[Bars] = []
 """The bars that are shown now, at most one set of them."""
 
@@ -191,9 +194,10 @@ class Progress:
     """Shows how far something is; `__call__(what, bytes_done, bytes_total)` may come from any
     thread.
 
-    A bar per `what` on a terminal; elsewhere a line at most every PLAIN_INTERVAL_S and none for
-    what ends sooner; nothing when `quiet`, or with --quiet or --no-progress. `beside`: the bars are
-    those of another one, which is shown meanwhile, since two at once would overwrite each other.
+    A bar per `what` on a terminal that can draw; elsewhere a line at most every PLAIN_INTERVAL_S
+    and none for what ends sooner; nothing when `quiet`, or with --quiet or --no-progress. `beside`:
+    the bars are those of another one, which is shown meanwhile, since two at once would overwrite
+    each other.
     """
 
     def __init__(self, *, quiet: bool, beside: Progress | None = None) -> None:
@@ -207,7 +211,7 @@ class Progress:
     def __enter__(self) -> Progress:
         if self._beside is not None:
             self._bars = self._beside._bars
-        elif not self._quiet and sys.stderr.isatty():
+        elif not self._quiet and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in DUMB:
             from rich.console import Console
             from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
             from rich.progress import Progress as Bars

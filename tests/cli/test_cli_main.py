@@ -490,6 +490,30 @@ def screen(written: str) -> list[str]:
     return [each.split(" ")[0] for each in rows if each.strip()]
 
 
+def on_terminal(script: str, kind: str) -> str:
+    """What a script of Python writes to a terminal of this kind."""
+    ours, theirs = os.openpty()
+    with subprocess.Popen([sys.executable, "-c", script], stderr=theirs, env={**os.environ, "TERM": kind}) as process:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # it has ended
+            while data := os.read(ours, 4096):
+                written += data
+    os.close(ours)
+    assert process.returncode == 0
+    return written.decode()
+
+
+def test_a_terminal_that_cannot_draw_gets_lines() -> None:
+    script = """
+from p2pdist.cli import output
+output.PLAIN_INTERVAL_S = 0.0
+with output.Progress(quiet=False) as progress: progress("pushing", 1, 2)
+"""
+    assert on_terminal(script, "dumb") == "pushing: 1 B of 2 B\r\n"
+    assert "\x1b[" in on_terminal(script, "xterm")
+
+
 def test_bars_of_several_and_lines_leave_each_other_whole() -> None:
     """On a terminal each has its row, a line comes above them, and when all is over it alone is
     left."""
@@ -506,18 +530,7 @@ with output.Progress(quiet=False) as bars:
     bars._bars.refresh()
 output.line("end")
 """
-    ours, theirs = os.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stderr=theirs, env={**os.environ, "TERM": "xterm"}
-    ) as process:
-        os.close(theirs)
-        written = b""
-        with contextlib.suppress(OSError):  # it has ended
-            while data := os.read(ours, 4096):
-                written += data
-    os.close(ours)
-    assert process.returncode == 0
-    text = written.decode()
+    text = on_terminal(script, "xterm")
     assert screen(text[: text.index("MARK")].rpartition("\r\x1b[2K")[0]) == ["line", "one", "two"]
     assert screen(text) == ["line", "MARK", "end"]
 
