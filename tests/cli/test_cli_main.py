@@ -504,6 +504,27 @@ def on_terminal(script: str, kind: str) -> str:
     return written.decode()
 
 
+@pytest.mark.parametrize(
+    ("kind", "variables", "coloured"), [("xterm", {}, True), ("dumb", {}, False), ("xterm", {"NO_COLOR": "1"}, False)]
+)
+def test_colours_are_for_terminals_and_users_that_want_them(
+    kind: str, variables: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NO_COLOR: https://no-color.org"""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    script = """
+import sys
+from p2pdist.cli.diagnosis import Finding
+from p2pdist.cli.verbs.doctor import _print
+sys.stdout = sys.stderr
+_print(Finding("port", "failed", "is taken"))
+"""
+    text = on_terminal(script, kind)
+    assert ("\x1b[" in text) is coloured and "FAILED" in text
+
+
 def test_a_terminal_that_cannot_draw_gets_lines() -> None:
     script = """
 from p2pdist.cli import output

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +134,9 @@ def _policies(path: Path) -> list[Finding]:
 
 def _print(finding: Finding) -> None:
     word, colour = MARKS[finding.state]
-    click.echo(f"{click.style(f'{word:8}', fg=colour)} {finding.name:16} {printable(finding.detail)}")
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "").lower() in output.DUMB
+    click.echo(
+        f"{click.style(f'{word:8}', fg=None if plain else colour, reset=not plain)} {finding.name:16} {printable(finding.detail)}"
+    )
     if finding.remedy:
         click.echo(f"{'':8} {'':16} {printable(finding.remedy)}")
