@@ -284,9 +284,11 @@ async def listen(
     tls: ssl.SSLContext | None = None,
     connections: ConnectionBook | None = None,
     handshake_s: float = HANDSHAKE_S_MAX,
+    option: str = "--listen",
 ) -> web.AppRunner:
     """Serve `app` over TCP, with `tls` over TLS only, within the limits of `connections`; `::`
-    stands for all addresses of both families. Raises Conflict when the address is taken."""
+    stands for all addresses of both families. `option` is the one that names the address. Raises
+    Conflict when the address is taken."""
     # A book that counts nothing yet is false.
     book = connections if connections is not None else ConnectionBook(connections_max())
     app[CONNECTIONS] = book
@@ -299,7 +301,7 @@ async def listen(
             await LimitedSite(runner, name, port, book, tls=tls, handshake_s=handshake_s).start()
     except (OSError, UnicodeError) as error:
         await runner.cleanup()
-        raise _taken(address_text(host, port), error, "--listen", _neighbour(host, port, error)) from error
+        raise _taken(address_text(host, port), error, option, _neighbour(host, port, error)) from error
     return runner
 
 

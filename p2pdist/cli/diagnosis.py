@@ -152,7 +152,7 @@ async def port(address: tuple[str, int]) -> list[Finding]:
 
     host, number = address
     where = address_text(host, number)
-    failure = _why_taken(host, number)
+    failure = why_taken(host, number)
     if not failure:
         return [Finding("port", "ok", f"{where} is free"), _bittorrent_port(host, number + 1)]
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -176,7 +176,7 @@ async def port(address: tuple[str, int]) -> list[Finding]:
 
 def _bittorrent_port(host: str, number: int, *, agent: bool = False) -> Finding:
     """With `agent` one answers next to it, and may be what listens there."""
-    where, failure = address_text(host, number), _why_taken(host, number)
+    where, failure = address_text(host, number), why_taken(host, number)
     if not failure:
         return Finding("BitTorrent port", "ok", f"{where} is free")
     if agent:
@@ -185,7 +185,7 @@ def _bittorrent_port(host: str, number: int, *, agent: bool = False) -> Finding:
     return Finding("BitTorrent port", "warning", f"cannot listen on {where}: {failure}", remedy)
 
 
-def _why_taken(host: str, number: int) -> str:
+def why_taken(host: str, number: int) -> str:
     """Why an agent cannot listen there; empty when it can."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

@@ -97,7 +97,8 @@ OTHER_NAMES = {
 """What other tools call a verb."""
 
 OTHER_VARIABLES = frozenset(["CONFIG", "TOKEN", "DEBUG", "ROOT", "COMPILED", "DEMO_PLACE"])
-"""What P2PDIST_ is followed by in variables that set no option."""
+"""What P2PDIST_ is followed by in variables that set no option: programs of packages have
+P2PDIST_ROOT, and may run p2pdist."""
 
 CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
@@ -272,7 +273,8 @@ def _conceal(given: list[str]) -> None:
 def _warn(warning: str, given: Sequence[str]) -> None:
     """On standard error; a daemon's is a line of its log, in the format that was asked for."""
     if DAEMONS.isdisjoint(given):
-        click.echo(f"warning: {warning}", err=True)
+        with contextlib.suppress(OSError):  # a lost warning keeps no command from running
+            click.echo(f"warning: {warning}", err=True)
         return
     from p2pdist.cli import daemon
 
@@ -364,7 +366,8 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
         if isinstance(option, click.Option) and option.name and not option.envvar:
             names = {flag.lstrip("-").replace("-", "_").upper() for flag in option.opts if flag.startswith("--")}
             verb = "_".join(path).upper()
-            option.envvar = [f"P2PDIST_{verb}_{name}" for name in names] + [f"P2PDIST_{name}" for name in names]
+            option.envvar = [f"P2PDIST_{verb}_{name}" for name in names]
+            option.envvar += [f"P2PDIST_{name}" for name in names - OTHER_VARIABLES]
             option.show_envvar = False
     command.params.append(
         click.Option(

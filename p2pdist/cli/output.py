@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 PLAIN_INTERVAL_S = 5.0
 """Away from a terminal, a line of progress at most this often."""
 INTERRUPTED = 130
+DUMB = ("dumb", "unknown")
+"""Terminals of which the library that draws bars shows nothing."""
+
+_on_terminal: list[Bars] = []
+"""The bars that are shown now, at most one set of them."""
+
 _MORE_MEMORY = "Give the host, the control group (memory.max) or this process (ulimit -v) more memory"
 _MORE_THREADS = (
     "Raise pids.max of its control group, ulimit -u of its user, or ulimit -v, of which each thread takes some"
@@ -102,10 +108,14 @@ def print_json(value: Any) -> None:
 
 
 def line(text: str) -> None:
-    """Print a line on standard error, with control characters escaped. When it cannot be written,
-    as on a full disk, the command goes on: a lost message must not keep a program from running."""
+    """Print a line on standard error, with control characters escaped, above the bars that are
+    shown there. When it cannot be written, as on a full disk, the command goes on: a lost message
+    must not keep a program from running."""
     with contextlib.suppress(OSError):
-        click.echo(printable(text), err=True)
+        if _on_terminal:
+            _on_terminal[0].console.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+        else:
+            click.echo(printable(text), err=True)
 
 
 def say(text: str) -> None:
@@ -184,11 +194,14 @@ class Progress:
     """Shows how far something is; `__call__(what, bytes_done, bytes_total)` may come from any
     thread.
 
-    A bar per `what` on a terminal; elsewhere a line at most every PLAIN_INTERVAL_S and none for
-    what ends sooner; nothing when `quiet`, or with --quiet or --no-progress.
+    A bar per `what` on a terminal that can draw; elsewhere a line at most every PLAIN_INTERVAL_S
+    and none for what ends sooner; nothing when `quiet`, or with --quiet or --no-progress. `beside`:
+    the bars are those of another one, which is shown meanwhile, since two at once would overwrite
+    each other.
     """
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, beside: Progress | None = None) -> None:
+        self._beside = beside
         self._quiet = quiet or _is_set(QUIET) or _is_set(NO_PROGRESS)
         self._lock = threading.Lock()
         self._bars: Bars | None = None
@@ -196,7 +209,9 @@ class Progress:
         self._last = time.monotonic()
 
     def __enter__(self) -> Progress:
-        if not self._quiet and sys.stderr.isatty():
+        if self._beside is not None:
+            self._bars = self._beside._bars
+        elif not self._quiet and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in DUMB:
             from rich.console import Console
             from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
             from rich.progress import Progress as Bars
@@ -206,13 +221,18 @@ class Progress:
                 *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
             )
             self._bars.start()
+            _on_terminal.append(self._bars)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bars:
+        if self._bars and self._beside is None:
+            _on_terminal.remove(self._bars)
             self._bars.stop()
+        elif self._bars:
+            for task in self._tasks.values():
+                self._bars.remove_task(task)
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if self._quiet:

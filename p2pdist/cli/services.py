@@ -24,6 +24,8 @@ from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import MountRequest, MountStatus, Priority, PullRequest, PullStatus
 
 if TYPE_CHECKING:
+    import threading
+
     from p2pdist.agent.api.client import LocalClient
     from p2pdist.client.tracker import Tracker
     from p2pdist.origin.contract import Origin
@@ -92,16 +94,27 @@ def own_socket(ctx: click.Context, socket: Path) -> Path:
 
 
 def follow_pull(
-    client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start", lazy: bool = False
+    client: LocalClient,
+    reference: str,
+    *,
+    quiet: bool,
+    priority: Priority = "start",
+    lazy: bool = False,
+    beside: output.Progress | None = None,
+    stopped: threading.Event | None = None,
 ) -> PullStatus:
-    """Pull a package and show the progress by source. A reference without a tag means `latest`.
-    `lazy`: not where its policy has it shown lazily. Raises the failure that the agent reports."""
+    """Pull a package and show the progress by source, `beside` that of others. A reference without
+    a tag means `latest`. `lazy`: not where its policy has it shown lazily. Raises the failure that
+    the agent reports, and KeyboardInterrupt soon after `stopped` is set: no signal reaches another
+    thread than the main one."""
     name, noted = _canonical(reference), ""
 
-    with output.Progress(quiet=quiet) as progress:
+    with output.Progress(quiet=quiet, beside=beside) as progress:
 
         def show(status: PullStatus) -> None:
             nonlocal noted
+            if stopped is not None and stopped.is_set():
+                raise KeyboardInterrupt
             if status.note and status.note != noted and not quiet:
                 output.note(f"{name}: {status.note}")
             noted = status.note

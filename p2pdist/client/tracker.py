@@ -169,7 +169,8 @@ class Tracker:
         return await self.send("GET", f"/v1/hosts/{segment(name)}", HostDetail)
 
     async def drain(self, name: str) -> None:
-        """Have a host serve no other host, until `fill` or a new start of the tracker."""
+        """Have a host serve no other host, until `fill`, or a new start of a tracker that has no
+        `--state`."""
         await self.send("POST", f"/v1/hosts/{segment(name)}/drain", type(None))
 
     async def fill(self, name: str) -> None:

@@ -18,7 +18,14 @@ from typing import ParamSpec, TypeVar
 
 from p2pdist.model.digest import Digest, digest_of, hex_of, is_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, TooLarge
-from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor, Reference
+from p2pdist.model.manifest import (
+    BLOB_NAME,
+    DOCUMENT_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
+    MANIFEST_TYPE,
+    Descriptor,
+    Reference,
+)
 from p2pdist.origin.contract import Tagged
 from p2pdist.origin.directory import Directory
 from p2pdist.origin.index import CREATED, INDEX_BYTES_MAX, Index
@@ -70,7 +77,9 @@ class LayoutOrigin:
         index = await self._index()
         descriptor = index.find(str(reference))
         if descriptor is None:
-            raise self._missing(str(reference), index.tags_of(reference.name), reference=str(reference))
+            # Other files' digests are no tags of one thing.
+            tags = index.tags_of(reference.name) if reference.name != BLOB_NAME else ()
+            raise self._missing(str(reference), tags, reference=str(reference))
         return descriptor
 
     async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:

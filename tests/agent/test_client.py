@@ -32,7 +32,7 @@ from p2pdist.agent.api.client import LOST_MAX, LocalClient
 from p2pdist.cli.services import check_seen
 from p2pdist.cli.verbs import mount as mount_verb
 from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
-from p2pdist.model.messages import LazyStatus, MountRequest, MountStatus, PullRequest, PullStatus
+from p2pdist.model.messages import LazyStatus, MountRequest, MountStatus, PullRequest, PullStatus, Verified
 from p2pdist.mount.squashfs import missing
 from p2pdist.transfer.problems import problems
 
@@ -295,6 +295,64 @@ async def test_a_pull_outlives_a_pause_of_the_agent(place: Path) -> None:
     await runner.cleanup()
 
 
+@pytest.mark.parametrize("answers", [True, False], ids=["running", "hanging"])
+async def test_a_signal_ends_pulls_of_several_packages(place: Path, answers: bool) -> None:
+    """Soon, and the command does not wait for its threads: their pulls go on for ever, or the agent
+    does not even answer."""
+    asked: set[str] = set()
+
+    async def pull(request: web.Request) -> web.Response:
+        package = str((await request.json())["package"])
+        asked.add(package)
+        if not answers:
+            await asyncio.sleep(3600)
+        return answer(PullStatus("p1", "running", package, DIGEST, 900, 300, 100, 200, 0, 0.5), 202)
+
+    async def pulled(request: web.Request) -> web.Response:
+        await asyncio.sleep(float(request.query["wait_s"]))
+        return answer(PullStatus("p1", "running", "app:v1", DIGEST, 900, 300, 100, 200, 0, 0.5))
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/pulls", pull), web.get("/v1/pulls/{id}", pulled)])
+    names = [f"app:v{number}" for number in range(6)]
+    async with serving(app, place / "s"):
+        words = [*PROGRAM, "pull", *names, "--socket", place / "s"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                async with asyncio.timeout(60):
+                    while len(asked) < 4:
+                        await asyncio.sleep(0.01)
+                process.send_signal(signal.SIGINT)
+                said, complained = await to_thread(process.communicate, timeout=20)
+            finally:
+                process.kill()
+    assert (process.returncode, said, complained.strip()) == (130, "", "p2pdist: interrupted")
+    assert len(asked) == 4, "those behind them are not begun"
+
+
+async def test_what_could_not_be_repaired_is_told_in_one_json_document(place: Path) -> None:
+    """And with its exit code, also where nothing was to be repaired."""
+    usage = {"bytes_complete": 3, "bytes_objects": 0, "bytes_variants": 0}
+    failed = ("app:v1: the origin is away",)
+    found = [Verified(1, 3, ("sha256:1",), True, (), failed), Verified(1, 3, ("sha256:1",), True)]
+
+    async def verify(request: web.Request) -> web.Response:
+        repairs = (await request.json())["repair"]
+        return web.Response(body=msgspec.json.encode(found[0] if repairs else found[1]) + b"\n")
+
+    async def status(request: web.Request) -> web.Response:
+        return answer({"store": {"usage": usage}})
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/verify", verify), web.get("/v1/status", status)])
+    async with serving(app, place / "s"):
+        for words, named in ((("verify",), failed), (("verify", "--no-repair"), ())):
+            done = await to_thread(programs.run, *words, "--json", "--socket", place / "s")
+            assert (done.returncode, tuple(json.loads(done.stdout)["failed"])) == (6, named), done.stdout
+            assert "1 things in the store were wrong" in done.stderr and done.stderr.count("\n") == 1
+            assert (await to_thread(programs.run, *words, "--socket", place / "s")).returncode == 6
+
+
 async def test_a_pull_goes_on_at_an_agent_that_was_killed_and_runs_again(place: Path) -> None:
     """It knows the pull no more. One that the pull kills each time is not asked for ever."""
     asked: list[PullRequest] = []
@@ -447,6 +505,9 @@ def test_mount_and_umount(verbs: Verbs) -> None:
     assert verbs.verb("mount", "app:v1", str(target))[0] == 1
     assert verbs.verb("umount", str(target)) == (0, "", "")
     assert not target.exists()
+    code, said, complained = verbs.verb("mount", "app:v1", str(target), "-q")
+    assert (code, said.count("\n"), complained) == (0, 1, "")
+    assert verbs.verb("umount", str(target)) == (0, "", "")
     assert verbs.verb("umount", str(target))[0] == 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -10,6 +11,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -19,6 +21,7 @@ from pathlib import Path
 import click
 import programs
 import pytest
+from ports import free_port
 
 from p2pdist.cli import output
 from p2pdist.cli.main import VERBS, _as_given, main, parts_of, settings_of
@@ -252,6 +255,43 @@ def test_the_option_that_is_wrong_is_the_one_to_write(words: tuple[str, ...], re
     assert (done.returncode, remedy in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verb", "option"),
+    [("tracker", "--probe-listen"), ("agent", "--probe-listen"), ("agent", "--mirror"), ("agent", "--s3")],
+)
+def test_the_option_of_a_port_that_is_taken_is_the_one_to_change(verb: str, option: str, tmp_path: Path) -> None:
+    words = [verb, "--listen", f"127.0.0.1:{free_port()}", "--no-discovery"]
+    if verb == "agent":
+        words += ["--store", str(tmp_path / "store"), "--socket", str(tmp_path / "s"), "--transport", "trees"]
+        words += ["--bucket", "files=a:v1"] if option == "--s3" else []
+        words += ["--mirror", "off"] if option != "--mirror" else []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run(*words, option, address)
+    assert done.returncode == 1, done.stderr
+    assert f"cannot listen on {address}: address already in use" in done.stderr
+    assert done.stderr.endswith(f"Choose another one with {option}\n")
+
+
+@pytest.mark.parametrize("words", [("revoke", "host:h1"), ("unrevoke", "host:h1"), ("rotate",)])
+def test_what_no_tracker_reads_is_not_changed(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A host that is said to be revoked is revoked: not in a directory without an access file."""
+    for directory in (tmp_path, tmp_path / "etc"):
+        done = run("access", *words, "--access", directory / "access.toml")
+        assert (done.returncode, done.stdout) == (3, "") and "there is no access file" in done.stderr, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_warning_that_cannot_be_written_keeps_no_command_from_running() -> None:
+    with open("/dev/full", "w") as full:
+        program = programs.start(
+            "completion", "bash", env={"P2PDIST_ORIGN": "x"}, stdout=subprocess.PIPE, stderr=full, text=True
+        )
+        said, _ = program.communicate(60)
+    assert (program.returncode, "complete -o nosort" in said) == (0, True)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
 def test_interruption_exits_130(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     assert output.report(error, as_json=True) == 130
@@ -364,6 +404,17 @@ def test_a_misspelt_variable_is_named_once(variable: str, meant: str) -> None:
     assert (done.returncode, done.stderr) == (0, expected)
 
 
+def test_a_program_of_a_package_may_run_the_command(tmp_path: Path) -> None:
+    """It has P2PDIST_ROOT, which is no setting of `run --root` or of `mirror --root`."""
+    for root in ("/", str(tmp_path / "view")):
+        done = run("run", "--local", "none:v1", "--layout", tmp_path, P2PDIST_ROOT=root)
+        assert done.returncode == 3, done.stderr
+        done = run("mirror", "uninstall", "crio", "--dry-run", P2PDIST_ROOT=root)
+        assert done.returncode == 0, done.stderr
+    done = run("run", "--local", "none:v1", "--layout", tmp_path, P2PDIST_RUN_ROOT="maybe")
+    assert (done.returncode, "--root" in done.stderr) == (2, True)
+
+
 def test_the_names_of_all_options_are_known() -> None:
     assert {name for _, command in every_command() for name in settings_of(command)} == NAMES
 
@@ -419,6 +470,90 @@ def test_plain_progress_comes_at_intervals(capsys: pytest.CaptureFixture[str], m
     with output.Progress(quiet=True) as progress:
         progress("pushing", 1, 2)
     assert capsys.readouterr().err == "pushing: 1.0 MiB of 3.0 GiB\n"
+
+
+def screen(written: str) -> list[str]:
+    """The rows of a terminal after what was written to it: of its controls those that bars use."""
+    rows, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[\??[0-9;]*[A-Za-z]|.", written, re.DOTALL):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row, rows = row + 1, rows + [""] * (row + 2 - len(rows))
+        elif part.endswith("A") and part.startswith("\x1b"):
+            row -= int(part[2:-1])
+        elif part == "\x1b[2K":
+            rows[row] = ""
+        elif not part.startswith("\x1b"):
+            rows[row] = rows[row].ljust(column)[:column] + part + rows[row][column + 1 :]
+            column += 1
+    return [each.split(" ")[0] for each in rows if each.strip()]
+
+
+def on_terminal(script: str, kind: str) -> str:
+    """What a script of Python writes to a terminal of this kind."""
+    ours, theirs = os.openpty()
+    with subprocess.Popen([sys.executable, "-c", script], stderr=theirs, env={**os.environ, "TERM": kind}) as process:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # it has ended
+            while data := os.read(ours, 4096):
+                written += data
+    os.close(ours)
+    assert process.returncode == 0
+    return written.decode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "variables", "coloured"), [("xterm", {}, True), ("dumb", {}, False), ("xterm", {"NO_COLOR": "1"}, False)]
+)
+def test_colours_are_for_terminals_and_users_that_want_them(
+    kind: str, variables: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NO_COLOR: https://no-color.org"""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    script = """
+import sys
+from p2pdist.cli.diagnosis import Finding
+from p2pdist.cli.verbs.doctor import _print
+sys.stdout = sys.stderr
+_print(Finding("port", "failed", "is taken"))
+"""
+    text = on_terminal(script, kind)
+    assert ("\x1b[" in text) is coloured and "FAILED" in text
+
+
+def test_a_terminal_that_cannot_draw_gets_lines() -> None:
+    script = """
+from p2pdist.cli import output
+output.PLAIN_INTERVAL_S = 0.0
+with output.Progress(quiet=False) as progress: progress("pushing", 1, 2)
+"""
+    assert on_terminal(script, "dumb") == "pushing: 1 B of 2 B\r\n"
+    assert "\x1b[" in on_terminal(script, "xterm")
+
+
+def test_bars_of_several_and_lines_leave_each_other_whole() -> None:
+    """On a terminal each has its row, a line comes above them, and when all is over it alone is
+    left."""
+    script = """
+from p2pdist.cli import output
+with output.Progress(quiet=False) as bars:
+    with output.Progress(quiet=False, beside=bars) as one:
+        with output.Progress(quiet=False, beside=bars) as two:
+            one("one", 1, 10), two("two", 1, 10)
+            bars._bars.refresh()
+            output.line("line")
+            bars._bars.refresh()
+            output.line("MARK")
+    bars._bars.refresh()
+output.line("end")
+"""
+    text = on_terminal(script, "xterm")
+    assert screen(text[: text.index("MARK")].rpartition("\r\x1b[2K")[0]) == ["line", "one", "two"]
+    assert screen(text) == ["line", "MARK", "end"]
 
 
 def test_a_reader_that_goes_away_is_no_news() -> None:

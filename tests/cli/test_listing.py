@@ -75,6 +75,16 @@ def test_an_origin_lists_files_by_their_names(place: Path) -> None:
     assert [row[0] for row in rows(place, "ls", "weights*", "--at-origin")[1:]] == ["weights.bin"]
 
 
+def test_files_are_no_tags_of_one_that_is_missing(place: Path) -> None:
+    done = run(place, "resolve", f"blob:sha256-{'0' * 64}")
+    assert done.returncode == 3 and "Check the name" in done.stderr and "tags" not in done.stderr, done.stderr
+
+
+def test_two_places_are_not_listed_as_one(place: Path) -> None:
+    done = run(place, "ls", "--local", "--at-origin")
+    assert (done.returncode, "--local and --at-origin" in done.stderr) == (2, True), done.stderr
+
+
 def test_nothing_packed_is_an_empty_list(tmp_path: Path) -> None:
     assert rows(tmp_path, "ls", "--local") == []
 

@@ -76,6 +76,8 @@ def test_when_a_quorum_is_reached(done: int, total: int, share: float, settled: 
         (("preseed", "UPPER", "--count", "1"), 2),
         (("preseed", "--list", "--tracker", "nowhere"), 2),
         (("preseed", "--list", "--tracker", "http://127.0.0.1:1"), 5),
+        (("evict", "a:v1", "--everywhere", "--seconds", "nan", "--tracker", "http://127.0.0.1:1"), 2),
+        (("token", "create", "--role", "operator", "--name", "", "--access", "none.toml"), 2),
         (("rank",), 2),
         (("rank", "a:v1", "--coherent", "zone"), 2),
         (("rank", "a:v1", "--role", "load", "1", "a:v1"), 2),

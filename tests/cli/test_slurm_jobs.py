@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import click
+import programs
 import pytest
 
 from p2pdist.cli.main import main
@@ -89,6 +90,13 @@ def test_what_is_no_job(identifier: str) -> None:
     """The id becomes a directory's name."""
     with pytest.raises(UsageError):
         job_of({"SLURM_JOB_ID": identifier})
+
+
+@pytest.mark.parametrize("identifier", ["4711_1", "", "../x"])
+def test_the_epilog_of_a_job_that_is_none_says_so(identifier: str, tmp_path: Path) -> None:
+    """And not that Slurm did not start it, which is so where a person runs it again."""
+    done = programs.run("slurm", "epilog", "--job", identifier, "--jobs-dir", tmp_path / "jobs")
+    assert (done.returncode, f"{identifier!r} is not the number of a job" in done.stderr) == (2, True), done.stderr
 
 
 def test_every_run_and_every_package_has_its_own_preseed() -> None:

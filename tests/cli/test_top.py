@@ -135,6 +135,29 @@ async def test_live_in_a_terminal_it_follows_and_leaves_the_screen_as_it_was(hos
     assert seen.count(b"\x1b[?1049h") == seen.count(b"\x1b[?1049l") == 1, "the other screen was taken and given back"
 
 
+@pytest.mark.parametrize("terminal", ["pipe", "dumb"])
+async def test_where_no_picture_can_change_it_says_so(hosts: Hosts, terminal: str) -> None:
+    """It printed nothing, for ever."""
+    ours, theirs = pty.openpty()
+    async with tracker_of(hosts) as (_, url):
+        process = await asyncio.create_subprocess_exec(
+            *(*PROGRAM, "top", "--tracker", url),
+            stdout=theirs if terminal == "dumb" else asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "TERM": "dumb"},
+        )
+        os.close(theirs)
+        try:
+            async with asyncio.timeout(30):
+                _, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            os.close(ours)
+    assert (process.returncode, b"Give --once for one picture" in errors) == (2, True), errors
+
+
 @pytest.mark.slow
 async def test_without_a_tracker_it_ends_with_5_and_the_second_one_is_asked(hosts: Hosts) -> None:
     code, out, errors = await run("--tracker", "http://127.0.0.1:9", "--once")

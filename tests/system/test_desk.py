@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -179,18 +180,17 @@ def test_what_cannot_be_entered_or_bound_is_said(place: Path) -> None:
 
 def test_a_trial_is_started_used_from_a_second_agent_and_ended(place: Path) -> None:
     """What it prints works as it stands."""
-    source = app(place)
+    source, trial = app(place), place / "a trial%20"
     log, port = place / "up.log", free_ports(5)
-    words = ("up", "--directory", place / "trial", "--local-only", "--port", str(port))
+    words = ("up", "--directory", trial, "--local-only", "--port", str(port))
     with log.open("wb") as output, programs.running(*words, env=environment(place), stdout=output, stderr=output) as up:
         wait_until(lambda: "Ctrl-C ends it" in log.read_text() or up.poll() is not None, "the trial runs", within_s=150)
         assert up.poll() is None, log.read_text()
-        origin = f"file://{place}/trial/origin"
-        packed = run(place, "pack", source, "-t", "app:v1", "--push", "--origin", origin, "--json")
+        packs, runs = (shlex.split(line)[2:] for line in log.read_text().splitlines()[3:5])
+        assert packs[0] == "./app" and runs[-1] == "app:v1"
+        packed = run(place, "pack", source, "-t", "app:v1", "--push", *packs[-2:], "--json")
         assert json.loads(packed.stdout)["bytes_sent"] > 0
-        done = programs.run(
-            "run", "--socket", place / "trial/agent.sock", "app:v1", "--", "here", env=environment(place)
-        )
+        done = programs.run("run", *runs, "--", "here", env=environment(place))
         assert (done.returncode, done.stdout) == (7, "data of the package here\n"), done.stderr
         second = (
             "agent",
@@ -206,17 +206,32 @@ def test_a_trial_is_started_used_from_a_second_agent_and_ended(place: Path) -> N
             wait_until(lambda: (place / "second.sock").exists(), "the second agent listens")
             done = programs.run("run", "--socket", place / "second.sock", "app:v1", env=environment(place))
             assert (done.returncode, done.stdout) == (7, "data of the package\n"), done.stderr
-        again = run(place, "up", "--directory", place / "trial", "--local-only", "--port", str(free_ports(5)), code=1)
-        assert f"another trial runs in {place / 'trial'}" in again.stderr
+        again = run(place, "up", "--directory", trial, "--local-only", "--port", str(free_ports(5)), code=1)
+        assert f"another trial runs in {trial}" in again.stderr
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0, log.read_text()
-    assert not (place / "trial/agent.sock").exists()
+    assert not (trial / "agent.sock").exists()
 
 
-def test_a_port_that_is_taken_ends_a_trial_with_the_reason(place: Path) -> None:
+@pytest.mark.parametrize(("offset", "name"), [(0, "tracker"), (1, "agent"), (4, "origin")])
+def test_a_port_that_is_taken_ends_a_trial_with_the_reason(place: Path, offset: int, name: str) -> None:
+    """And with an option that it has. What answers there as a tracker does is not taken for the
+    trial's own."""
     import socket
 
     port = free_ports(5)
-    with socket.create_server(("127.0.0.1", port)):
+    with socket.create_server(("127.0.0.1", port + offset)):
         done = run(place, "up", "--directory", place / "trial", "--local-only", "--port", str(port), code=1)
-    assert "the tracker ended" in done.stderr and "trial/logs/tracker.log" in done.stderr
+    assert f"cannot listen on port {port + offset} for the {name}: Address already in use" in done.stderr
+    assert done.stderr.endswith("Choose other ports with --port, or end what listens there\n") and not done.stdout
+
+
+def test_what_no_trial_can_have_is_told_with_its_own_options(place: Path) -> None:
+    for words, said in (
+        (("--address", "a b"), "'a b' is no address of a host"),
+        (("--address", ""), "--address is empty"),
+        (("--address", "192.0.2.1", "--local-only"), "--address is for other hosts"),
+        (("--directory", place / ("d" * 100), "--local-only"), "Name a shorter --directory"),
+    ):
+        done = run(place, "up", "--port", str(free_ports(5)), *words, code=2)
+        assert said in done.stderr, done.stderr

@@ -112,7 +112,7 @@ def rotate(access: Path, as_json: bool) -> None:
     Example:
       p2pdist access rotate
     """
-    directory = _directory(access)
+    directory = present_directory(access)
     removed = directory.rotate(now=time.time())
     state = directory.load(now=time.time())
     ending = [
@@ -143,7 +143,7 @@ def revoke(what: tuple[str, ...], access: Path) -> None:
     Example:
       p2pdist access revoke host:r17n04
     """
-    directory = _directory(access)
+    directory = present_directory(access)
     directory.change_revoked(lambda revoked: [*revoked, *what])
     output.say(f"revoked {' '.join(what)}")
 
@@ -169,12 +169,25 @@ def unrevoke(what: tuple[str, ...], access: Path) -> None:
             )
         return [entry for entry in revoked if entry not in what]
 
-    _directory(access).change_revoked(without)
+    present_directory(access).change_revoked(without)
     output.say(f"unrevoked {' '.join(what)}")
 
 
 def _text(value: object) -> str:
     return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def present_directory(access: Path) -> AccessDirectory:
+    """The directory of an access file that is there: what is written elsewhere no tracker reads.
+    Raises NotFound."""
+    from p2pdist.model.errors import NotFound
+
+    if not access.exists():
+        raise NotFound(
+            f"there is no access file {access}",
+            remedy="Name the tracker's with --access; p2pdist access create makes one",
+        )
+    return _directory(access)
 
 
 def _directory(access: Path) -> AccessDirectory:

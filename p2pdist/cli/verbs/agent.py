@@ -559,7 +559,7 @@ async def _serve(
         runners.append(await daemon.listen(public, address, tls=_tls_context(agent), connections=book))
         runners.append(await daemon.listen_unix(local, socket))
         if doors.probe is not None:
-            runners.append(await daemon.listen(make_probe(agent), doors.probe))
+            runners.append(await daemon.listen(make_probe(agent), doors.probe, option="--probe-listen"))
         if doors.mirror is not None:
             runners += await _mirror(agent, doors.mirror, book)
         if doors.s3 is not None:
@@ -603,7 +603,7 @@ async def _mirror(agent: Agent, address: tuple[str, int], book: ConnectionBook) 
 
     text = address_text(*address)
     try:
-        runner = await listen(make_mirror_app(agent), address, connections=book)
+        runner = await listen(make_mirror_app(agent), address, connections=book, option="--mirror")
     except Conflict:
         if text != MIRROR_ADDRESS:
             raise
@@ -620,7 +620,7 @@ async def _serve_s3(
     from p2pdist.agent.api.s3 import make_s3_app
     from p2pdist.cli.daemon import listen
 
-    runner = await listen(make_s3_app(agent, settings), address, connections=book)
+    runner = await listen(make_s3_app(agent, settings), address, connections=book, option="--s3")
     logger.info("%d buckets for S3 clients at http://%s", len(settings.buckets), address_text(*address))
     return runner
 

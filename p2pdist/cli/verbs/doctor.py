@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ def command(
     """Look at this host as an agent would need it: clock, ports, mounts, origin, disk, versions,
     tracker, whether others reach its agent, and whether the container runtimes that `p2pdist mirror
     install` set up ask it. Takes the same options and variables as the agent. Ends with 1 when
-    something fails; warnings say what will be slower or less convenient.
+    something fails; warnings say what will be slower or less convenient. Tracker, port and store
+    are those of the agent on the socket, unless options name others.
 
     \b
     Examples:
@@ -68,8 +70,8 @@ def command(
     if policies is not None:
         findings = _policies(policies)
     else:
-        listen, store = _of_agent(listen, store, socket)
-        findings = asyncio.run(_check(tracker, listen, store.absolute(), origin, image, socket.absolute()))
+        tracker, where, store = _of_agent(tracker, listen, store, socket)
+        findings = asyncio.run(_check(tracker, where, store.absolute(), origin, image, socket.absolute()))
     failed = any(finding.state == "failed" for finding in findings)
     if as_json:
         output.print_json({"ok": not failed, "checks": findings})
@@ -79,37 +81,41 @@ def command(
     return int(failed)
 
 
-def _of_agent(listen: str, store: Path, socket: Path) -> tuple[str, Path]:
-    """Where to look: at the port and store of the agent that answers, where neither the user nor
-    the settings name others."""
+def _of_agent(tracker: str, listen: str, store: Path, socket: Path) -> tuple[str, str | None, Path]:
+    """Where to look: at the tracker, port and store of the agent that answers, where neither the
+    user nor the settings name others. No port where it gives out an address that is not this
+    host's: where it listens is not known, and whether others reach it is looked at all the same."""
     from p2pdist.agent.api.client import LocalClient
-    from p2pdist.cli.diagnosis import ANSWER_S
+    from p2pdist.cli.diagnosis import ANSWER_S, why_taken
+    from p2pdist.model.address import host_part
 
     context = click.get_current_context()
-    default = [context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT for name in ("listen", "store")]
-    if not any(default):
-        return listen, store
-    try:
-        status = LocalClient(socket, answer_s=ANSWER_S).status()
-    except P2PDistError:
-        return listen, store  # a finding says why
-    address, path = str(status.get("address") or ""), str((status.get("store") or {}).get("path") or "")
-    return (
-        address if default[0] and address else listen,
-        Path(path) if default[1] and path else store,
-    )
+    given = {"tracker": tracker, "listen": listen, "store": str(store)}
+    default = [name for name in given if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT]
+    if default:
+        try:
+            status = LocalClient(socket, answer_s=ANSWER_S).status()
+        except P2PDistError:
+            return tracker, listen, store  # a finding says why
+        url, path = (status.get("tracker") or {}).get("url"), (status.get("store") or {}).get("path")
+        said = {"tracker": url, "listen": status.get("address"), "store": path}
+        given |= {name: str(said[name]) for name in default if said[name]}
+        if "listen" in default and said["listen"] and why_taken(host_part(given["listen"]), 0):
+            return given["tracker"], None, Path(given["store"])
+    return given["tracker"], given["listen"], Path(given["store"])
 
 
-async def _check(tracker: str, listen: str, store: Path, origin: str, image: str, socket: Path) -> list[Finding]:
+async def _check(tracker: str, listen: str | None, store: Path, origin: str, image: str, socket: Path) -> list[Finding]:
     from p2pdist.cli import diagnosis
     from p2pdist.cli.daemon import listen_address
     from p2pdist.cli.runtimes import check
 
-    urls, address = tracker_urls(tracker.split(",")), listen_address(listen)
+    urls = tracker_urls(tracker.split(","))
+    addresses = [] if listen is None else [listen_address(listen)]
     parts: list[Any] = await asyncio.gather(
         diagnosis.checked("versions", asyncio.to_thread(diagnosis.versions)),
         diagnosis.checked("tracker", diagnosis.trackers(urls)),
-        diagnosis.checked("port", diagnosis.port(address)),
+        *(diagnosis.checked("port", diagnosis.port(address)) for address in addresses),
         diagnosis.checked("agent", diagnosis.agent(socket)),
         diagnosis.checked("reachability", diagnosis.reachability(socket, urls)),
         diagnosis.checked("origin", diagnosis.origin(origin)),
@@ -128,6 +134,9 @@ def _policies(path: Path) -> list[Finding]:
 
 def _print(finding: Finding) -> None:
     word, colour = MARKS[finding.state]
-    click.echo(f"{click.style(f'{word:8}', fg=colour)} {finding.name:16} {printable(finding.detail)}")
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "").lower() in output.DUMB
+    click.echo(
+        f"{click.style(f'{word:8}', fg=None if plain else colour, reset=not plain)} {finding.name:16} {printable(finding.detail)}"
+    )
     if finding.remedy:
         click.echo(f"{'':8} {'':16} {printable(finding.remedy)}")

@@ -7,6 +7,7 @@ import asyncio
 import click
 
 from p2pdist.cli import output
+from p2pdist.cli.options import Seconds
 from p2pdist.cli.services import hosts_options, tracker_client, tracker_option
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable, UsageError
 from p2pdist.model.fleet import EVICTION_S_MAX, Eviction, EvictRequest
@@ -23,7 +24,7 @@ LINES_MAX = 20
 @click.option(
     "--seconds",
     "wait_s",
-    type=click.FloatRange(0, EVICTION_S_MAX),
+    type=Seconds(0.0, EVICTION_S_MAX),
     default=20.0,
     show_default=True,
     help="How long to wait for the answers of hosts.",

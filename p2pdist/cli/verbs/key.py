@@ -12,8 +12,8 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.services import origin_option, required_origin
-from p2pdist.cli.verbs.access import access_option
-from p2pdist.model.errors import NotFound, UsageError
+from p2pdist.cli.verbs.access import access_option, present_directory
+from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def create(name: str, access: Path, as_json: bool) -> None:
     Example:
       p2pdist key create team-a
     """
-    directory = _directory(access)
+    directory = present_directory(access)
     if name in directory.key_names():
         raise UsageError(f"there is a key {name} already", remedy=f"p2pdist key rotate {name} makes its next identity")
     _made(directory, name, as_json)
@@ -66,7 +66,7 @@ def rotate(name: str, access: Path, as_json: bool) -> None:
     Example:
       p2pdist key rotate team-a
     """
-    directory = _directory(access)
+    directory = present_directory(access)
     directory.identities(name)
     _made(directory, name, as_json)
 
@@ -83,7 +83,7 @@ def listing(access: Path, as_json: bool) -> None:
     """
     from p2pdist.encryption import recipient_of
 
-    directory = _directory(access)
+    directory = present_directory(access)
     patterns = {rule.key: pattern for pattern, rule in directory.rules().sealed.items() if rule.key}
     rows = [
         {
@@ -121,7 +121,7 @@ def rewrap(name: str, refs: tuple[str, ...], access: Path, origin: str | None, a
     from p2pdist.encryption import recipient_of, unwrap
     from p2pdist.package.repository.sealed_push import rewrap as rewrap_package
 
-    identities = _directory(access).identities(name)
+    identities = present_directory(access).identities(name)
     references = [parse_reference(ref) for ref in refs]
     if any(reference.digest for reference in references):
         raise UsageError("a package that a digest names cannot change", remedy="Name it as name:tag")
@@ -152,11 +152,3 @@ def _made(directory: AccessDirectory, name: str, as_json: bool) -> None:
     if not patterns:
         output.line(f'say what it opens in {directory.path}: [sealed."{name}/*"] with key = "{name}"')
     output.say(recipient)
-
-
-def _directory(access: Path) -> AccessDirectory:
-    from tracker.access.directory import AccessDirectory
-
-    if not access.exists():
-        raise NotFound(f"there is no access file {access}", remedy="p2pdist access create makes it")
-    return AccessDirectory(access)

@@ -20,7 +20,7 @@ from p2pdist.cli.services import (
     origin_option,
     socket_option,
 )
-from p2pdist.model.errors import NotFound, P2PDistError, Unavailable
+from p2pdist.model.errors import NotFound, P2PDistError, Unavailable, UsageError
 
 READS_MAX = 8
 """Manifests that are read at a time for the sizes of packages."""
@@ -71,6 +71,8 @@ def command(
       p2pdist ls --local
       p2pdist ls --at-origin --origin file:///srv/packages
     """
+    if local and at_origin:
+        raise UsageError("--local and --at-origin name two places", remedy="Give one of them")
     if local and not layout:
         layout = default_layout()
     elsewhere = at_origin or layout is not None

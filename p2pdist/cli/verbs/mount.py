@@ -76,7 +76,7 @@ def command(
             }
         )
         return
-    output.line(status.why)
+    output.note(status.why)
     click.echo(status.path)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from p2pdist.model.messages import Priority, PullStatus
 
 AT_ONCE = 4
 """So many of several packages are pulled at the same time."""
+
+STOP_S = 1.0
+"""How long the threads may take to end after a signal."""
 
 
 @click.command("pull")
@@ -35,9 +40,10 @@ AT_ONCE = 4
 def command(references: tuple[str, ...], priority: Priority, origin: str | None, socket: Path, as_json: bool) -> None:
     """Bring the packages or images REF into the store of this host through its agent.
 
-    REF may also be a digest, or its first 12 digits, or a pattern: these are looked up in the local
-    layout, at the agent, and at the origin if one is named. With several packages --json prints a
-    list, and the first failure gives the exit code.
+    REF may also be a digest (sha256:...), of which the first 12 digits are enough, or a
+    pattern: these are looked up in the local layout, at the agent, and at the origin if one is
+    named. With several packages --json prints a list, and the first failure gives the exit
+    code.
 
     \b
     Examples:
@@ -72,33 +78,62 @@ def _pull_all(
     """Pull AT_ONCE packages at a time; returns what has come, and the failures, in the order of
     `names`."""
 
-    def pull(name: str) -> PullStatus | P2PDistError:
-        try:
-            return follow_pull(client, name, quiet=as_json, priority=priority)
-        except P2PDistError as error:
-            return error
+    stopped = threading.Event()
 
-    if len(names) == 1:
-        outcomes = [pull(names[0])]
-    else:
-        from concurrent.futures import ThreadPoolExecutor
+    with output.Progress(quiet=as_json) as bars:
 
-        context = click.get_current_context()
-
-        def pull_in_thread(name: str) -> PullStatus | P2PDistError:
-            push_context(context)  # by which --quiet is known; each thread has its own
+        def pull(name: str) -> PullStatus | P2PDistError:
             try:
-                return pull(name)
-            finally:
-                pop_context()
+                return follow_pull(client, name, quiet=as_json, priority=priority, beside=bars, stopped=stopped)
+            except P2PDistError as error:
+                return error
 
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            outcomes = list(threads.map(pull_in_thread, names))
+        outcomes = [pull(names[0])] if len(names) == 1 else _in_threads(pull, names, stopped)
     for name, outcome in zip(names, outcomes, strict=True):
         if isinstance(outcome, NotFound) and not is_image(name):
             _hint(outcome, name, client)
     statuses = [outcome for outcome in outcomes if isinstance(outcome, PullStatus)]
     return statuses, [outcome for outcome in outcomes if isinstance(outcome, P2PDistError)]
+
+
+def _in_threads(
+    pull: Callable[[str], PullStatus | P2PDistError], names: Sequence[str], stopped: threading.Event
+) -> list[PullStatus | P2PDistError]:
+    """What `pull` returns for each name, AT_ONCE at a time. A signal ends this soon: threads of an
+    executor would be waited for, also at the end of the process, however long their pulls take."""
+    context = click.get_current_context()
+    left = enumerate(names)  # the threads share it
+    outcomes: dict[int, PullStatus | P2PDistError] = {}
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        push_context(context)  # by which --quiet is known; each thread has its own
+        try:
+            for place, name in left:
+                if stopped.is_set():
+                    return
+                outcomes[place] = pull(name)
+        except BaseException as failure:
+            failures.append(failure)
+            stopped.set()
+        finally:
+            pop_context()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(names)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        stopped.set()
+        until = time.monotonic() + STOP_S  # in which they take their bars off the terminal
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        raise
+    if failures:
+        raise failures[0]
+    return [outcomes[place] for place in range(len(names))]
 
 
 def _hint(error: NotFound, name: str, client: Any) -> None:

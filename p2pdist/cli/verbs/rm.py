@@ -31,8 +31,9 @@ def command(
     as_json: bool,
 ) -> None:
     """Remove the packages REF from the store of this host's agent, with everything that no other
-    package there needs. REF may also be a pattern, or the digest of what p2pdist ls lists, such as
-    a blob that is there by itself, or its first 12 digits. With several --json prints a list.
+    package there needs. REF may also be a pattern, or the digest (sha256:...) of what p2pdist ls
+    lists, such as a blob that is there by itself; its first 12 digits are enough. With several
+    --json prints a list.
 
     A package that is mounted, pinned or being pulled stays, and the command fails when the others
     are gone. The origin is not touched.

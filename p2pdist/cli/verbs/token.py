@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
+from p2pdist.cli.services import filled
 from p2pdist.cli.verbs.access import access_option
 
 if TYPE_CHECKING:
@@ -34,10 +35,12 @@ def command() -> None:
 @click.option(
     "--ttl", default="30d", show_default=True, metavar="TIME", help="How long it is good, such as 30d or 12h."
 )
-@click.option("--name", default="", metavar="NAME", help="Its owner's name; tokens of one name own the same preseeds.")
+@click.option(
+    "--name", metavar="NAME", callback=filled, help="Its owner's name; tokens of one name own the same preseeds."
+)
 @access_option
 @output.json_option
-def create(role: str, ttl: str, name: str, access: Path, as_json: bool) -> None:
+def create(role: str, ttl: str, name: str | None, access: Path, as_json: bool) -> None:
     """Print a new token. It is shown this once, and kept nowhere.
 
     \b
@@ -58,7 +61,7 @@ def create(role: str, ttl: str, name: str, access: Path, as_json: bool) -> None:
         state.rules.fleet,
         state.authorities[0].fingerprint,
         role,
-        name=name,
+        name=name or "",
         now=now,
         lasts_s=parse_duration(ttl),
     )

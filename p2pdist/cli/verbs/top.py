@@ -55,8 +55,22 @@ def command(tracker: str, swarm: str, stripe: int, once: bool, as_json: bool) ->
     if once:
         asyncio.run(_once(urls, swarm, stripe, as_json=as_json))
         return
+    if not as_json:
+        _require_screen()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_watch(urls, swarm, stripe, as_json=as_json))
+
+
+def _require_screen() -> None:
+    """Raises UsageError where nothing can be drawn: it would be silent for ever."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal or console.is_dumb_terminal:
+        raise UsageError(
+            "standard output is no terminal on which a picture can change",
+            remedy="Give --once for one picture, or --json for a document a second",
+        )
 
 
 async def _once(urls: list[str], swarm: str, stripe: int, *, as_json: bool) -> None:

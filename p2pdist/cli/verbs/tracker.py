@@ -381,7 +381,7 @@ async def _listen(
     tls, book = access.tls.context if access is not None else None, connection_book()
     runners = [await listen(app, address, tls=tls, connections=book, handshake_s=HANDSHAKE_S_MAX)]
     if probes is not None:
-        runners.append(await listen(make_probe_app(app), probes))
+        runners.append(await listen(make_probe_app(app), probes, option="--probe-listen"))
     return runners
 
 

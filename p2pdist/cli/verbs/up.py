@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
+import shlex
 import signal
 import socket as sockets
 import sys
@@ -14,7 +16,9 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from p2pdist.cli import output
-from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
+from p2pdist.cli.services import filled
+from p2pdist.model.address import address_text
+from p2pdist.model.errors import Conflict, P2PDistError, Unavailable, UsageError
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -47,7 +51,10 @@ STOP_S = 10.0
     help="The tracker's; the agent has the next one, and the origin the fourth after it.",
 )
 @click.option(
-    "--address", metavar="HOST", help="Where other hosts reach this one  [default: its address on the network]."
+    "--address",
+    metavar="HOST",
+    callback=filled,
+    help="Where other hosts reach this one  [default: its address on the network].",
 )
 @click.option("--local-only", is_flag=True, help="Let no other host in.")
 def command(directory: Path, port: int, address: str | None, local_only: bool) -> None:
@@ -62,9 +69,28 @@ def command(directory: Path, port: int, address: str | None, local_only: bool) -
       p2pdist up
       p2pdist up --directory /tmp/trial --local-only
     """
-    host = "127.0.0.1" if local_only else address or _own_address()
-    trial = _Trial(directory.absolute(), host, port, "127.0.0.1" if local_only else "0.0.0.0")
+    if local_only and address:
+        raise UsageError(
+            "--address is for other hosts, of which --local-only lets none in", remedy="Leave one of them away"
+        )
+    host = "127.0.0.1" if local_only else _checked(address) if address else _own_address()
+    listens = "127.0.0.1" if local_only else "::" if ":" in host else "0.0.0.0"
+    trial = _Trial(directory.absolute(), host, port, listens)
     asyncio.run(trial.run())
+
+
+def _checked(address: str) -> str:
+    """A host's name or address, an IPv6 one without brackets. Raises UsageError."""
+    from p2pdist.model.url import tracker_urls
+
+    host = address.removeprefix("[").removesuffix("]")
+    try:
+        tracker_urls([f"http://{address_text(host, 1)}"])
+    except UsageError as error:
+        raise UsageError(
+            f"{address[:80]!r} is no address of a host", remedy="Write its name or IP address, such as 192.0.2.7"
+        ) from error
+    return host
 
 
 def _own_address() -> str:
@@ -90,11 +116,11 @@ class _Trial:
 
     @property
     def tracker(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"http://{address_text(self.host, self.port)}"
 
     @property
     def agent(self) -> str:
-        return f"{self.host}:{self.port + 1}"
+        return address_text(self.host, self.port + 1)
 
     @property
     def origin(self) -> Path:
@@ -122,7 +148,23 @@ class _Trial:
             ) from error
         with lock:
             _require_alone(lock, self.directory)
+            self._require_room()
             await self._run()
+
+    def _require_room(self) -> None:
+        """Raises Conflict where another program has a port of the trial, as a tracker that would be
+        taken for its own, UsageError where the path of the socket is too long."""
+        from p2pdist.agent.api.client import SOCKET_PATH_BYTES_MAX
+        from p2pdist.cli.diagnosis import why_taken
+
+        if len(os.fsencode(self.socket)) > SOCKET_PATH_BYTES_MAX:
+            raise UsageError(
+                f"the path of the socket {self.socket} is longer than {SOCKET_PATH_BYTES_MAX} bytes",
+                remedy="Name a shorter --directory",
+            )
+        for name, number in (("tracker", self.port), ("agent", self.port + 1), ("origin", self.served)):
+            if why := why_taken(self.listens, number):
+                raise _taken(number, name, why)
 
     async def _run(self) -> None:
         from aiohttp import web
@@ -151,16 +193,15 @@ class _Trial:
         try:
             await site.start()
         except OSError as error:
-            raise Conflict(
-                f"cannot listen on port {self.served} for the origin: {error.strerror or error}",
-                remedy="Choose other ports with --port, or end what listens there",
-            ) from error
+            raise _taken(self.served, "origin", str(error.strerror or error)) from error
 
     async def _start(self, processes: Processes, stopped: asyncio.Event, name: str) -> Service:
         """Start the tracker or the agent, and wait until it is ready."""
-        tracker = ["--listen", f"{self.listens}:{self.port}", "--origin", f"http://{self.host}:{self.served}"]
+        tracker = ["--listen", address_text(self.listens, self.port)]
+        tracker += ["--origin", f"http://{address_text(self.host, self.served)}"]
         tracker += ["--state", str(self.directory / "state")]
-        agent = ["--listen", f"{self.listens}:{self.port + 1}", "--advertise", self.agent, "--tracker", self.tracker]
+        agent = ["--listen", address_text(self.listens, self.port + 1), "--advertise", self.agent]
+        agent += ["--tracker", self.tracker]
         agent += ["--store", str(self.directory / "store"), "--socket", str(self.socket), "--drain-seconds", "1"]
         agent += ["--name", f"{sockets.gethostname()}-trial"]  # another agent here has the name of the host
         words = ["agent", *agent] if name == AGENT else ["tracker", *tracker]
@@ -176,13 +217,13 @@ class _Trial:
         return service
 
     def _show(self) -> None:
-        origin = f"file://{self.origin}"
+        origin, socket = self.origin.as_uri(), shlex.quote(str(self.socket))
         rows = [
             f"A tracker at {self.tracker}/ (its page shows who receives what), an agent and an origin are running.",
             "",
             "Here, in another terminal:",
             '  p2pdist pack ./app -t app:v1 --entrypoint \'["python3", "main.py"]\' --push --origin ' + origin,
-            f"  p2pdist run --socket {self.socket} app:v1",
+            f"  p2pdist run --socket {socket} app:v1",
             "",
             "On a second host:",
             f"  p2pdist agent --tracker {self.tracker} --store ~/p2pdist-store --socket ~/p2pdist.sock",
@@ -193,6 +234,13 @@ class _Trial:
         for row in rows:
             output.say(row)
         sys.stdout.flush()
+
+
+def _taken(number: int, name: str, why: str) -> Conflict:
+    return Conflict(
+        f"cannot listen on port {number} for the {name}: {why}",
+        remedy="Choose other ports with --port, or end what listens there",
+    )
 
 
 def _require_alone(lock: BinaryIO, directory: Path) -> None:

@@ -50,10 +50,11 @@ def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> 
             f"{output.counted(verified.checked, 'thing')}, {output.amount(verified.bytes_checked)} verified, {len(verified.wrong)} wrong"
         )
     if verified.failed or (verified.wrong and no_repair):
-        raise Corrupt(
+        failure = Corrupt(
             f"{len(verified.wrong)} things in the store were wrong and are gone",
             remedy="; ".join(verified.failed) or "Pull the packages again",
         )
+        raise output.Listed(failure) if as_json else failure
 
 
 def _verify(request: VerifyRequest, socket: Path, progress: output.Progress) -> Verified:

@@ -18,7 +18,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.options import Seconds
 from p2pdist.cli.services import socket_option, tracker_client, tracker_option
-from p2pdist.cli.verbs.slurm.job import RECORD, JobRecord, job_of, read_record
+from p2pdist.cli.verbs.slurm.job import RECORD, JobRecord, is_job, job_of, read_record
 from p2pdist.cli.verbs.slurm.node import (
     TRACKER_S_MAX,
     TimeIsUp,
@@ -27,7 +27,7 @@ from p2pdist.cli.verbs.slurm.node import (
     time_limit,
     wait_for_agent,
 )
-from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Unavailable
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Unavailable, UsageError
 
 if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
@@ -58,7 +58,9 @@ def epilog(job: str | None, jobs_dir: Path, timeout: float, agent_wait: float, t
     Example:
       p2pdist slurm epilog --job 4711 --tracker http://tracker:7070
     """
-    identifier = job_of({"SLURM_JOB_ID": job} if job is not None else os.environ).id
+    if job is not None and not is_job(job):
+        raise UsageError(f"{job[:80]!r} is not the number of a job", remedy="Write it as squeue --format=%A prints it")
+    identifier = job if job is not None else job_of(os.environ).id
     directory = jobs_dir / identifier
     record = read_record(directory)
     if record is None:
