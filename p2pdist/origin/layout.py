@@ -151,6 +151,8 @@ class LayoutOrigin:
         def edit(data: bytes | None) -> bytes:
             index = Index(data, self.url)
             removed[:] = [descriptor for name, descriptor in index.roots() if name == str(reference)]
+            if not removed:
+                raise self._missing(str(reference), index.tags_of(reference.name))
             return index.remove(str(reference))
 
         await self._call(self._objects.update, INDEX_KEY, INDEX_BYTES_MAX, edit)

@@ -65,3 +65,11 @@ def test_what_cannot_be_named(place: Path) -> None:
     assert call(place, "tag", "trainer:none", "trainer:warm").returncode == 3
     assert call(place, "tag", f"trainer@sha256:{'0' * 64}", "trainer:warm").returncode == 3
     assert call(place, "tag", "trainer:one", f"trainer@{one}").returncode == 2
+
+
+def test_a_tag_that_cannot_be_removed_is_told_with_those_that_can(place: Path) -> None:
+    """In a layout, too, of which no origin says anything."""
+    assert call(place, "pack", str(place / "one"), "-t", "trainer:one", origin=False).returncode == 0
+    for name, remedy in (("trainer:two", "Its tags there: one"), ("other:one", "Check the name")):
+        removed = call(place, "rm", name, "--layout", str(place / "layout"), origin=False)
+        assert (removed.returncode, remedy in removed.stderr, "--at-origin" in removed.stderr) == (3, True, False)
