@@ -95,8 +95,11 @@ class Tracker:
     # -- preseeds and rankings
 
     async def preseed(self, order: PreseedRequest) -> Progress:
-        """Order a preseed; the same order under the same id again changes nothing."""
-        return await self.send("POST", "/v1/preseeds", Progress, order)
+        """Order a preseed; the same order under the same id again changes nothing. One without an
+        id gets one here: a tracker that does not answer may have taken the order, and the next one
+        that is asked is not to take it for another."""
+        named = order if order.id is not None else msgspec.structs.replace(order, id=os.urandom(8).hex())
+        return await self.send("POST", "/v1/preseeds", Progress, named)
 
     async def progress(self, identifier: str, *, wait_s: float = 0.0, quorum: float = 1.0) -> Progress:
         """How far a preseed is. With `wait_s`, up to 60, the answer comes when this share of the

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import programs
@@ -18,7 +19,8 @@ from p2pdist.client import pulse, tracker
 from p2pdist.client.tracker import Tracker
 from p2pdist.credentials import exchange
 from p2pdist.credentials.exchange import in_words
-from p2pdist.model.errors import unreached
+from p2pdist.model.errors import Conflict, unreached
+from p2pdist.model.preseed import PreseedRequest
 from p2pdist.transfer.problems import problems
 
 NOT_TEXT = "caf\udce9"
@@ -206,6 +208,35 @@ async def test_whether_a_tracker_lives_is_known_in_time_where_its_authority_is_t
             asyncio.timeout(30),
         ):
             assert await client.hosts() == [] and client.answered == live
+
+
+async def test_an_order_that_two_trackers_take_is_one() -> None:
+    """One that breaks off may have taken it, or takes it later, as one does that hung."""
+    taken: list[dict[str, Any]] = []
+
+    async def break_off(request: web.Request) -> web.Response:
+        taken.append(await request.json())
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def refuse(request: web.Request) -> web.Response:
+        taken.append(await request.json())
+        raise Conflict("no more preseeds")
+
+    first, second = web.Application(), web.Application(middlewares=[problems])
+    first.router.add_post("/v1/preseeds", break_off)
+    second.router.add_post("/v1/preseeds", refuse)
+    async with served(first) as one, served(second) as two, Tracker([one, two]) as client:
+        for order in (
+            PreseedRequest("a:v1", count=3),
+            PreseedRequest("a:v1", count=3),
+            PreseedRequest("a:v1", "p1", count=3),
+        ):
+            with pytest.raises(Conflict):
+                await client.preseed(order)
+    ids = [order["id"] for order in taken]
+    assert ids[::2] == ids[1::2] and len(set(ids)) == 3 and ids[-1] == "p1"
 
 
 async def test_an_answer_that_comes_after_all_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
