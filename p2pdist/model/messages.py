@@ -52,6 +52,8 @@ DRAIN_S_MAX = 86400.0
 MOUNTED_MAX = 32
 EvictionId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 CHOSEN_BYTES_MAX = 8192
+AUTHORITIES_BYTES_MAX = 1 << 16
+"""Of the certificates of all authorities that agents are told."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
@@ -377,7 +379,7 @@ class Access(Message, frozen=True):
     patterns of packages that its bearer may read."""
 
     keys: Annotated[dict[str, str], Meta(max_length=16)]
-    authorities: Annotated[str, Meta(max_length=1 << 16)]
+    authorities: Annotated[str, Meta(max_length=AUTHORITIES_BYTES_MAX)]
     revoked: Annotated[tuple[str, ...], Meta(max_length=10_000)] = ()
     public: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
     local: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
