@@ -121,3 +121,14 @@ def test_a_tracker_that_died_while_it_drained_is_silent(beat_s: float, swarms: i
     """It would be draining for an hour else, and an operator waits for the end of that."""
     row = Row(Registered("a", ("http://a:7070",), "one", 9, draining=True), beat_s, 60.0, 2, swarms, 0.0)
     assert _status(row, Ownership(2, (Tracker("b", ("http://b:7070",)),))).state == state
+
+
+@pytest.mark.parametrize("name", ["%00", "a%20b", "h" * 300])
+async def test_what_can_be_no_name_of_a_host_is_not_drained(name: str) -> None:
+    """Of the host of another tracker this one need not know. A name that the database does not take
+    would keep all later orders out of it."""
+    async with sites("a", "b") as (a, _), aiohttp.ClientSession() as http:
+        for host, status in ((name, 404), ("h1", 404)):
+            async with http.post(URL(f"{a.url}/v1/hosts/{host}/drain?local=1", encoded=True)) as answer:
+                assert answer.status == status
+        assert list(a.service.fleet.reputation.drained) == ["h1"]

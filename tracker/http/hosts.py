@@ -20,6 +20,7 @@ from p2pdist.model.history import short_name
 from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import SCHEME, is_image, parse_image
 from p2pdist.model.manifest import parse_reference
+from p2pdist.model.plan import HostName
 from p2pdist.model.preseed import decode_request
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import JSON_TYPE, Answer, Route
@@ -86,7 +87,8 @@ async def _drain(request: web.Request, *, drained: bool) -> web.Response:
         path, headers = request.rel_url.raw_path, passed_on(request)
         answers, silent = await siblings.send_all(request.method, path, headers)
         known = known or any(answer.status == 204 for answer in answers)
-    taken = known or (_local(request) and SIBLINGS in request.app)  # of another tracker's hosts some may come later
+    # Of another tracker's hosts some may come later; what can be no host's name is not written.
+    taken = known or (_local(request) and SIBLINGS in request.app and _may_be(name))
     if taken and await request.app[DRAINS].order(name, drained):
         silent = []  # they read of it
     if not known:
@@ -101,6 +103,14 @@ async def _drain(request: web.Request, *, drained: bool) -> web.Response:
             remedy="Do the same again when they answer",
         )
     return web.Response(status=204)
+
+
+def _may_be(name: str) -> bool:
+    """Whether a host can have this name."""
+    try:
+        return bool(msgspec.convert(name, HostName))
+    except msgspec.ValidationError:
+        return False
 
 
 def _local(request: web.Request) -> bool:
