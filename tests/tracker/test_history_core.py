@@ -284,6 +284,28 @@ def test_a_host_that_says_goodbye_is_not_lost() -> None:
     assert event.text == "lost b at b:1 (zone z1): it did not answer for 15 s"
 
 
+def test_what_a_host_did_not_get_is_told_with_the_loss_that_kept_it_from_it() -> None:
+    """It was late to say what it holds, got everything since, and is lost days later."""
+    script = Script()
+    script.package(LAYER)
+    script.open("a", "seed")
+    script.join("seed", count=PIECES)
+    script.join("a")
+    script.close("a")
+    script.wait(1.0)
+    script.open("a")
+    script.wait(2 * ABSENCE_S)  # it has a session, and has not said what it holds
+    assert "a" not in script.fleet.swarms[LAYER].members
+    script.join("a")
+    script.report("a")
+    script.wait(86400.0)
+    assert not script.events("host-lost")
+    script.close("a", "its connection broke")
+    script.wait(2 * ABSENCE_S)
+    (event,) = script.events("host-lost")
+    assert event.text.endswith(": its connection broke"), event.text
+
+
 def test_failed_pulls_name_host_package_and_reason() -> None:
     script = Script()
     script.open("a")
