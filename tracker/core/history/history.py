@@ -298,9 +298,12 @@ class History:
         failures: Iterable[tuple[str, str]],
         began_s: float,
         notes: Iterable[str] = (),
+        *,
+        ordered_at: float = 0.0,
     ) -> None:
-        """A preseed has failed: so many of its hosts hold the package, and why some others do not,
-        as far as that is known. `notes` say what it waited for in vain."""
+        """A preseed, ordered at a time in seconds since the epoch, has failed: so many of its hosts
+        hold the package, and why some others do not, as far as that is known. `notes` say what it
+        waited for in vain."""
         package = package.removeprefix(SCHEME)
         named = [f"{host} ({_line(reason)})" for host, reason in failures]
         more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
@@ -308,7 +311,9 @@ class History:
         reason = "; ".join(filter(None, (f"{done} of {hosts} hosts hold it", lacking, *map(_line, notes))))
         text = f"preseed {identifier} of {short_name(package, '')} failed: {reason}"
         digest = package.partition("@")[2]
-        made = Event("preseed-failed", text, package, digest, reason=reason, key=f"preseed {identifier}")
+        made = Event(
+            "preseed-failed", text, package, digest, reason=reason, key=f"preseed {identifier} {ordered_at:.0f}"
+        )
         self._report(made, began_s=began_s)
 
     # -- settings
