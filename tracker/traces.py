@@ -52,7 +52,8 @@ class Traces:
         self._refreshed_at: float | None = None
         """When the database was read last, of the monotonic clock; None: never."""
         self._newest = 0.0
-        """When the newest recording that was read from it was stated."""
+        """When the newest recording that was read from it was stated, or when it was read where
+        that is earlier."""
         self._forgot_at = 0.0
         self.answered: Counter[str] = Counter()
         """Requests for a trace: "found", and "none" where none is kept."""
@@ -131,7 +132,9 @@ class Traces:
         self._refreshed_at = time.monotonic()
         try:
             rows = await asyncio.to_thread(records.read, self._newest - OVERLAP_S)
-            self._newest = max([self._newest, *(row[3] for row in rows)])
+            # No later than now: what a tracker whose clock was ahead has written would hide all
+            # that others write until then.
+            self._newest = min(time.time(), max([self._newest, *(row[3] for row in rows)]))
             forgotten = self._index.restore((Key(row[0], row[1]), Recording(*row[2:])) for row in rows)
             await asyncio.to_thread(records.remove, [(key.name, key.entry, host) for key, host in forgotten])
         except Unavailable as error:

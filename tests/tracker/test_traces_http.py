@@ -20,8 +20,10 @@ from p2pdist.model.access import OPEN, Identity
 from p2pdist.model.errors import NotFound, Refused, TooLarge, UsageError, from_problem
 from p2pdist.model.trace import WANTED_HEADER, Trace, TraceBuilder, decode_trace, encode_trace
 from p2pdist.model.tree import content_hash
+from tracker import traces as module
 from tracker.content import Content
 from tracker.core.fleet import Fleet
+from tracker.core.traces.index import Key
 from tracker.http.app import make_app
 from tracker.http.traces import TraceList, TraceRequest, recorder
 from tracker.service import Service
@@ -226,3 +228,19 @@ def test_an_address_records_once_whatever_names_it_gives() -> None:
     assert {recorder(OPEN, name, f"2001:db8::{name[1:]}") for name in names} == {"2001:db8::"}
     assert [recorder(OPEN, name, "127.0.0.1") for name in names] == names
     assert recorder(Identity("agent", "h9"), "h0", "192.0.2.1") == str(Identity("agent", "h9"))
+
+
+async def test_a_clock_that_was_ahead_hides_nothing_that_others_record(
+    postgresql_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REFRESH_S", 0.0)
+    ahead, one, two = (Traces(TraceRecords(postgresql_server)) for _ in range(3))
+    with monkeypatch.context() as set_ahead:
+        now = time.time()
+        set_ahead.setattr(module.time, "time", lambda: now + 86400.0)
+        await ahead.state(Key("team-a/x", "train"), "h0", encode_trace(trace(A)))
+    assert await two.find(Key("team-a/x", "train"))
+    await one.state(Key("team-a/y", "train"), "h1", encode_trace(trace(B)))
+    assert await two.find(Key("team-a/y", "train"))
+    for traces in (ahead, one, two):
+        traces.close()
