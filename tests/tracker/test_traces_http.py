@@ -12,9 +12,11 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import psycopg
 import pytest
 from access_rig import AccessSite, access_site, ask
 from aiohttp import web
+from waits import until
 
 from p2pdist.model.access import OPEN, Identity
 from p2pdist.model.errors import NotFound, Refused, TooLarge, UsageError, from_problem
@@ -244,3 +246,20 @@ async def test_a_clock_that_was_ahead_hides_nothing_that_others_record(
     assert await two.find(Key("team-a/y", "train"))
     for traces in (ahead, one, two):
         traces.close()
+
+
+async def test_a_database_that_hangs_keeps_no_other_work_of_the_tracker(postgresql_server: str) -> None:
+    traces = Traces(TraceRecords(postgresql_server))
+    await traces.find(Key("team-a/x", "train"))
+    with psycopg.connect(postgresql_server) as other:
+        other.execute("LOCK TABLE trace_recordings IN ACCESS EXCLUSIVE MODE")
+        stated = [
+            asyncio.create_task(traces.state(Key("team-a/x", "train"), f"h{number}", encode_trace(trace(A))))
+            for number in range(40)
+        ]
+        await until(lambda: traces.counts.recordings >= 8)
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(lambda: "done") == "done"
+        assert not any(task.done() for task in stated)
+    await asyncio.gather(*stated)
+    traces.close()

@@ -5,11 +5,14 @@ Files are for the tracker's user alone: they name packages, owners and hosts.
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -23,6 +26,9 @@ STATEMENT_TIMEOUT_MS = 15_000
 MEMORY = "in memory"
 """How a database is called that lasts as long as the object."""
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
 
 class Database:
     """A database. `where` is a PostgreSQL URL, a directory for SQLite, in which `name` is its
@@ -32,6 +38,7 @@ class Database:
         """`durable`: what was written outlives a crash of the machine."""
         self.shared = is_postgresql(where)
         self._lock = threading.RLock()
+        self._thread = ThreadPoolExecutor(1, "database")
         self._engine, self._where = _engine(where, name, durable=durable)
 
     def close(self) -> None:
@@ -40,6 +47,11 @@ class Database:
         gives back later, and they may hang."""
         with nullcontext() if self._where != MEMORY else self._lock:
             self._engine.dispose()
+
+    async def call(self, work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
+        """What `work` returns, which waits for this database: in a thread of its own. Many at once
+        that wait for one that hangs would take all threads that the rest of the tracker shares."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *given, **named))
 
     @contextmanager
     def transaction(self) -> Iterator[sql.Connection]:

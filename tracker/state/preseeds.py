@@ -29,7 +29,7 @@ from sqlalchemy.exc import IntegrityError
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE, Conflict, Unavailable, printable
 from p2pdist.model.preseed import Call, PreseedRecord, PreseedRequest, PreseedState
-from tracker.state.database import Database
+from tracker.state.database import Database, Given, Result
 
 FILE_NAME = "preseeds.sqlite"
 ENDED_KEPT_S = 86400.0
@@ -116,6 +116,10 @@ class PreseedDatabase:
                     connection.execute(sql.delete(_trackers).where(_trackers.c.tracker == self._tracker))
         finally:
             self._database.close()
+
+    async def call(self, work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
+        """What `work`, one of these methods, returns; on the event loop (Database.call)."""
+        return await self._database.call(work, *given, **named)
 
     # -- records
 
