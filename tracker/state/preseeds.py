@@ -108,12 +108,14 @@ class PreseedDatabase:
             _create_tables(connection)
 
     def close(self) -> None:
-        """Remove the reports of this tracker, and disconnect."""
+        """Remove the reports of this tracker, if the database answers, and disconnect."""
         try:
             if self.shared:
                 with self._database.transaction() as connection:
                     connection.execute(sql.delete(_reports).where(_reports.c.tracker == self._tracker))
                     connection.execute(sql.delete(_trackers).where(_trackers.c.tracker == self._tracker))
+        except Unavailable as error:
+            logger.warning("the other trackers notice by themselves that this one ends: %s", error)
         finally:
             self._database.close()
 
