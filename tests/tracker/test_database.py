@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sql
 from click.testing import CliRunner
 
 from p2pdist.cli.verbs.tracker import command
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import Unavailable, UsageError
 from tracker.state.database import Database
 
 
@@ -49,3 +50,20 @@ def test_a_url_of_another_database_is_no_directory(where: str, tmp_path: Path, m
     assert "is of no database that trackers use" in done.exception.what
     assert "secret" not in str(done.exception)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_takes_no_writes_is_turned_from(postgresql_server: str) -> None:
+    """As after a fail-over: the connection to the server before stays, and that one is only read
+    from, while new ones lead to another."""
+    with psycopg.connect(postgresql_server, autocommit=True) as admin:
+        admin.execute("CREATE TABLE IF NOT EXISTS written (number int)")
+        admin.execute("ALTER ROLE tracker SET default_transaction_read_only = on")
+        try:
+            database = Database(postgresql_server, "")
+            with pytest.raises(Unavailable, match="read-only"), database.transaction() as connection:
+                connection.execute(sql.text("INSERT INTO written VALUES (1)"))
+        finally:
+            admin.execute("ALTER ROLE tracker RESET default_transaction_read_only")
+    with database.transaction() as connection:
+        connection.execute(sql.text("INSERT INTO written VALUES (1)"))
+    database.close()

@@ -26,6 +26,9 @@ STATEMENT_TIMEOUT_MS = 15_000
 MEMORY = "in memory"
 """How a database is called that lasts as long as the object."""
 
+READ_ONLY = "25006"
+"""What PostgreSQL calls a write to a server that takes none (read_only_sql_transaction)."""
+
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
@@ -66,6 +69,10 @@ class Database:
             original = getattr(error, "orig", None)
             if is_damage(original):
                 raise StateDamaged(self._where, original) from error
+            if getattr(original, "sqlstate", "") == READ_ONLY:
+                # Another server may take writes at this address by now, and a connection to the
+                # one before it stays what it is.
+                self._engine.dispose()
             cause = " ".join(str(original or error).split())[:300]
             if "disk is full" in cause:  # of SQLite; PostgreSQL says that itself
                 raise Unavailable(
