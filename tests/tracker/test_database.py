@@ -12,7 +12,10 @@ from click.testing import CliRunner
 
 from p2pdist.cli.verbs.tracker import command
 from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.model.history import HistoryFilter
 from tracker.state.database import Database
+from tracker.state.history import HistoryDatabase
+from tracker.state.preseeds import PreseedDatabase
 
 
 def test_a_transaction_ends_before_a_database_in_memory_is_gone() -> None:
@@ -66,4 +69,14 @@ def test_a_server_that_takes_no_writes_is_turned_from(postgresql_server: str) ->
             admin.execute("ALTER ROLE tracker RESET default_transaction_read_only")
     with database.transaction() as connection:
         connection.execute(sql.text("INSERT INTO written VALUES (1)"))
+    database.close()
+
+
+def test_what_the_database_cannot_hold_is_a_mistake_of_the_request(postgresql_server: str) -> None:
+    """And no reason to look after the database."""
+    database = HistoryDatabase(postgresql_server)
+    with pytest.raises(UsageError, match="NUL"):
+        database.read(HistoryFilter(host="\0"))
+    with pytest.raises(UsageError, match="NUL"):
+        PreseedDatabase(postgresql_server).change("\0", lambda record: record)
     database.close()

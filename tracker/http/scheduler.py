@@ -535,7 +535,7 @@ PRESEED_ROUTES = (
         cancel_preseed,
         _PROGRESS,
         _BRIEF,
-        errors=(NotFound, Conflict, Unavailable),
+        errors=(UsageError, NotFound, Conflict, Unavailable),
         right="preseed",
         also=("cancel-any",),
     ),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sql
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from p2pdist.model.errors import Unavailable, UsageError
@@ -58,13 +58,17 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sql.Connection]:
-        """A transaction, of one thread at a time. Raises IntegrityError, and Unavailable where the
-        database does not answer, or StateDamaged where its file is no longer one."""
+        """A transaction, of one thread at a time. Raises IntegrityError, UsageError for a value
+        that the database cannot hold, as PostgreSQL no NUL in a text, and Unavailable where it does
+        not answer, or StateDamaged where its file is no longer one."""
         try:
             with self._lock, self._engine.begin() as connection:
                 yield connection
         except IntegrityError:
             raise
+        except DataError as error:
+            cause = " ".join(str(error.orig).split())[:300]
+            raise UsageError(f"the tracker's database cannot hold that: {cause}") from error
         except SQLAlchemyError as error:
             original = getattr(error, "orig", None)
             if is_damage(original):
