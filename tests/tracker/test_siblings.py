@@ -11,12 +11,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from yarl import URL
 
+from p2pdist.cli.verbs.evict import _failure
 from p2pdist.model.errors import Unavailable
+from p2pdist.model.fleet import Eviction
 from p2pdist.model.messages import PROTOCOL_VERSION, EpochSeen, Hello
 from p2pdist.model.ownership import Ownership, Tracker
 from tracker.cluster.cluster import Cluster
@@ -132,3 +135,16 @@ async def test_what_can_be_no_name_of_a_host_is_not_drained(name: str) -> None:
             async with http.post(URL(f"{a.url}/v1/hosts/{host}/drain?local=1", encoded=True)) as answer:
                 assert answer.status == status
         assert list(a.service.fleet.reputation.drained) == ["h1"]
+
+
+async def test_a_host_that_is_named_and_away_is_not_taken_for_one_that_evicted() -> None:
+    """Each tracker knows its own hosts, and all together which name is of none."""
+    async with sites("a", "b") as (a, b), aiohttp.ClientSession() as http:
+        for site, host in ((a, "h1"), (b, "h2")):
+            site.service.open_session(Hello(PROTOCOL_VERSION, host, f"{host}:1"))
+        body = {"package": "team/a:v1", "hosts": ["h9", "h2", "h1", "h9"], "wait_s": 0}
+        async with http.post(f"{a.url}/v1/evictions", json=body) as answer:
+            eviction = msgspec.json.decode(await answer.read(), type=Eviction)
+    assert (eviction.asked, eviction.stayed, eviction.absent_hosts) == (2, 2, ["h9"])
+    failure = _failure(msgspec.structs.replace(eviction, stayed=0, stayed_hosts=[], evicted=2))
+    assert isinstance(failure, Unavailable) and "not connected: h9; team/a:v1 stays there" in failure.what

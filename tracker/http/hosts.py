@@ -139,6 +139,7 @@ async def evict(request: web.Request) -> web.Response:
     unanswered: list[str] = []
     meaning = await _meaning(service, wanted, PASSED_ON_TAG_WAIT_S if _local(request) else TAG_WAIT_S)
     eviction = await service.desk.evict(wanted.package, wanted.digest, names, wanted.wait_s, meaning)
+    eviction = msgspec.structs.replace(eviction, absent_hosts=sorted(set(wanted.hosts) - set(names)))
     if siblings is not None:
         body = msgspec.json.encode(msgspec.structs.replace(wanted, wait_s=min(wanted.wait_s, PASSED_ON_S)))
         answers, unanswered = await siblings.send_all("POST", request.rel_url.raw_path, passed_on(request), body)
@@ -231,6 +232,7 @@ def _joined(own: Eviction, bodies: Iterable[bytes], unanswered: list[str]) -> Ev
         stayed_hosts=list(stayed.values()),
         silent_hosts=[host for report in reports for host in report.silent_hosts],
         unanswered=unanswered,
+        absent_hosts=sorted(set[str].intersection(*(set(report.absent_hosts) for report in reports))),
     )
 
 
