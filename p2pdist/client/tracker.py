@@ -16,6 +16,7 @@ from p2pdist.client.access import NAME_A_TRACKER, Access
 from p2pdist.client.pulse import Hangs, Pulse
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Unavailable, UsageError, from_problem, unreached
 from p2pdist.model.fleet import (
+    UNANSWERED_HEADER,
     Assignment,
     Eviction,
     EvictRequest,
@@ -77,6 +78,8 @@ class Tracker:
         self._pulse = Pulse(self._access)
         self.answered = ""
         """The URL of the tracker that was asked last, without secrets."""
+        self.unanswered: tuple[str, ...] = ()
+        """Other trackers that said nothing to it then: what they know is not in its answer."""
 
     async def __aenter__(self) -> Self:
         import aiohttp
@@ -251,6 +254,8 @@ class Tracker:
                 secured["data"] = msgspec.json.encode(body)
             secured["timeout"] = aiohttp.ClientTimeout(total=REQUEST_S_MAX + wait_s, sock_connect=CONNECT_S_MAX)
             async with self._session.request(method, url + path, **secured) as answer:
+                silent = answer.headers.get(UNANSWERED_HEADER, "")
+                self.unanswered = tuple(filter(None, silent.split(",")))
                 data = bytearray()
                 async for chunk in answer.content.iter_chunked(1 << 18):
                     self._pulse.heard(url)

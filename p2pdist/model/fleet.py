@@ -14,6 +14,9 @@ from p2pdist.model.plan import HostName
 EVICTION_S_MAX = 60.0
 """How long an eviction may wait for the answers of hosts."""
 
+UNANSWERED_HEADER = "P2PDist-Unanswered"
+"""Names the trackers that said nothing to a question which one answers for the whole fleet."""
+
 EVICTION_HOSTS_MAX = 20_000
 EVICTION_HOSTS_SHOWN_MAX = 1000
 

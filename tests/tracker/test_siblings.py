@@ -12,13 +12,15 @@ from typing import Any, cast
 
 import aiohttp
 import msgspec
+import programs
 import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from yarl import URL
 
 from p2pdist.cli.verbs.evict import _failure
-from p2pdist.model.errors import Unavailable
+from p2pdist.client import Tracker as AsyncClient
+from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.fleet import Eviction
 from p2pdist.model.messages import PROTOCOL_VERSION, EpochSeen, Hello
 from p2pdist.model.ownership import Ownership, Tracker
@@ -148,3 +150,24 @@ async def test_a_host_that_is_named_and_away_is_not_taken_for_one_that_evicted()
     assert (eviction.asked, eviction.stayed, eviction.absent_hosts) == (2, 2, ["h9"])
     failure = _failure(msgspec.structs.replace(eviction, stayed=0, stayed_hosts=[], evicted=2))
     assert isinstance(failure, Unavailable) and "not connected: h9; team/a:v1 stays there" in failure.what
+
+
+async def test_a_list_of_hosts_says_which_tracker_is_not_in_it() -> None:
+    """And a host that is at such a one is not said to be nowhere."""
+    async with sites("a", "b") as (a, b), AsyncClient(a.url) as client:
+        a.service.open_session(Hello(PROTOCOL_VERSION, "h1", "h1:1"))
+        b.service.open_session(Hello(PROTOCOL_VERSION, "h2", "h2:1"))
+        assert [host.host for host in await client.hosts()] == ["h1", "h2"] and [*client.unanswered] == []
+        with pytest.raises(NotFound):
+            await client.host("h9")
+        await b.stop()
+        code, out, errors = await asyncio.to_thread(_run, "hosts", "--tracker", a.url)
+        assert code == 0 and "h1" in out and "h2" not in out and "no answer from the tracker b" in errors
+        with pytest.raises(Unavailable, match="from b"):
+            await client.host("h2")
+        assert (await client.host("h1")).host == "h1" and [*client.unanswered] == ["b"]
+
+
+def _run(*words: str) -> tuple[int, str, str]:
+    done = programs.run(*words)
+    return done.returncode, done.stdout, done.stderr

@@ -63,7 +63,6 @@ SILENCE_S = 5.0
 STREAMS_MAX = 128
 """Other trackers, and trees of theirs, that are watched at once."""
 
-UNANSWERED_HEADER = "P2PDist-Unanswered"
 LOCAL = "local"
 """Field of a query: 1 for what the tracker itself knows."""
 

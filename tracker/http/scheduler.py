@@ -187,6 +187,11 @@ async def host(request: web.Request) -> web.Response:
         )
     bodies, unanswered = await from_others(request)
     details += [detail for body in bodies if (detail := _decoded_one(body)) is not None and detail.host == name]
+    if not details and unanswered:
+        raise Unavailable(
+            f"no host named {name[:255]!r} is known here, and no answer came from {', '.join(unanswered.values())}",
+            remedy="Ask again in a few seconds: another tracker takes its place",
+        )
     if not details:
         guess = near(name[:255], fleet.hosts)
         raise NotFound(
@@ -457,7 +462,15 @@ def _nobody(request: web.Request, wanted: RankRequest) -> str:
 
 ROUTES = (
     Route("GET", "/v1/hosts", hosts, (Answer(list[HostStatus]),), LOCAL_QUERY, right="watch"),
-    Route("GET", "/v1/hosts/{name}", host, (Answer(HostDetail),), LOCAL_QUERY, errors=(NotFound,), right="watch"),
+    Route(
+        "GET",
+        "/v1/hosts/{name}",
+        host,
+        (Answer(HostDetail),),
+        LOCAL_QUERY,
+        errors=(NotFound, Unavailable),
+        right="watch",
+    ),
     Route(
         "GET",
         "/v1/hosts/{name}/reachability",

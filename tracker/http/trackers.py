@@ -13,6 +13,7 @@ from aiohttp import web
 from p2pdist.credentials.authority import issued_by_fleet, name_in
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.fleet import UNANSWERED_HEADER
 from p2pdist.model.image import image_name
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.ownership import Ownership
@@ -28,7 +29,6 @@ from tracker.cluster.siblings import (
     KNOWN_PATH,
     LOCAL,
     POOL_PATH,
-    UNANSWERED_HEADER,
     Held,
     HeldRequest,
     HostBrief,
