@@ -21,7 +21,7 @@ from yarl import URL
 from p2pdist.cli.verbs.evict import _failure
 from p2pdist.client import Tracker as AsyncClient
 from p2pdist.model.errors import NotFound, Unavailable
-from p2pdist.model.fleet import Eviction
+from p2pdist.model.fleet import Eviction, EvictRequest
 from p2pdist.model.messages import PROTOCOL_VERSION, EpochSeen, Hello
 from p2pdist.model.ownership import Ownership, Tracker
 from tracker.cluster.cluster import Cluster
@@ -150,6 +150,22 @@ async def test_a_host_that_is_named_and_away_is_not_taken_for_one_that_evicted()
     assert (eviction.asked, eviction.stayed, eviction.absent_hosts) == (2, 2, ["h9"])
     failure = _failure(msgspec.structs.replace(eviction, stayed=0, stayed_hosts=[], evicted=2))
     assert isinstance(failure, Unavailable) and "not connected: h9; team/a:v1 stays there" in failure.what
+
+
+async def test_a_tracker_that_does_not_do_its_part_of_an_order_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it answers: the hosts there still have the package, or serve on."""
+    async with sites("a", "b") as (a, b), AsyncClient(a.url) as client:
+        for site, host in ((a, "h1"), (b, "h2")):
+            site.service.open_session(Hello(PROTOCOL_VERSION, host, f"{host}:1"))
+
+        async def full(*_: object) -> Eviction:
+            raise Unavailable("100 evictions are under way")
+
+        monkeypatch.setattr(b.service.desk, "evict", full)
+        assert (await client.evict(EvictRequest("team/a:v1", everywhere=True))).unanswered == ["b"]
+        monkeypatch.setattr(b.service.fleet.reputation, "drained", None)  # it fails at the order
+        with pytest.raises(Unavailable, match="b did not hear of it"):
+            await client.drain("h1")
 
 
 async def test_a_list_of_hosts_says_which_tracker_is_not_in_it() -> None:

@@ -173,9 +173,9 @@ class Siblings:
 
     async def send_all(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
-    ) -> tuple[list[Asked], list[str]]:
-        """What the other trackers answer to a request that changes something, and the ids of those
-        that did not answer."""
+    ) -> tuple[dict[str, Asked], list[str]]:
+        """What the other trackers answer to a request that changes something, by their ids, and the
+        ids of those that did not answer."""
 
         async def one(tracker: Tracker) -> Asked | None:
             try:
@@ -187,8 +187,8 @@ class Siblings:
 
         others = self.cluster.others()
         answers = await asyncio.gather(*map(one, others))
-        silent = [each.id for each, asked in zip(others, answers, strict=True) if asked is None]
-        return [asked for asked in answers if asked is not None], silent
+        found = {each.id: asked for each, asked in zip(others, answers, strict=True) if asked is not None}
+        return found, [each.id for each in others if each.id not in found]
 
     async def held(self, wanted: HeldRequest, headers: Mapping[str, str], path: str = HELD_PATH) -> list[Held]:
         """What the other trackers know of hosts and of blobs; nothing of those that do not

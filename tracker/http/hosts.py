@@ -86,7 +86,8 @@ async def _drain(request: web.Request, *, drained: bool) -> web.Response:
     if siblings is not None:
         path, headers = request.rel_url.raw_path, passed_on(request)
         answers, silent = await siblings.send_all(request.method, path, headers)
-        known = known or any(answer.status == 204 for answer in answers)
+        known = known or any(answer.status == 204 for answer in answers.values())
+        silent += [tracker for tracker, answer in answers.items() if answer.status not in (204, 404)]
     # Of another tracker's hosts some may come later; what can be no host's name is not written.
     taken = known or (_local(request) and SIBLINGS in request.app and _may_be(name))
     if taken and await request.app[DRAINS].order(name, drained):
@@ -143,7 +144,9 @@ async def evict(request: web.Request) -> web.Response:
     if siblings is not None:
         body = msgspec.json.encode(msgspec.structs.replace(wanted, wait_s=min(wanted.wait_s, PASSED_ON_S)))
         answers, unanswered = await siblings.send_all("POST", request.rel_url.raw_path, passed_on(request), body)
-        eviction = _joined(eviction, (answer.body for answer in answers if answer.status == 200), unanswered)
+        unanswered += [tracker for tracker, answer in answers.items() if answer.status != 200]
+        bodies = (answer.body for answer in answers.values() if answer.status == 200)
+        eviction = _joined(eviction, bodies, unanswered)
     if not eviction.asked and not _local(request):
         hosts = service.fleet.hosts
         if wanted.hosts:
