@@ -23,7 +23,8 @@ PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 4 << 20
 BLOBS_PER_MESSAGE_MAX = 1000
 
-Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+COUNT_MAX = 1 << 62
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 """Bytes or pieces: decoding refuses negative and absurd numbers."""
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=STRIPES_MAX)]

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from p2pdist.agent.pull.origin import INLINE_S, OriginReader
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import BLOB_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, encode_manifest
-from p2pdist.model.messages import PullRequest
+from p2pdist.model.messages import COUNT_MAX, Condition, PullRequest, decode_from_agent, encode
 from p2pdist.model.pieces import PieceList, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.origin.layout import LocalLayout
@@ -369,3 +370,18 @@ async def test_a_wrong_setting_is_found_before_the_store_is_opened(tmp_path: Pat
         with pytest.raises(P2PDistError):
             Agent(AgentSettings(**settings))  # type: ignore[arg-type]
         assert not (tmp_path / "store").exists()
+
+
+async def test_a_tracker_takes_the_condition_of_a_store_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As filesystems in user space have, which say that 16 EiB are free: the session would end at
+    the message, again and again."""
+    agent = Agent(AgentSettings((), "h1", "127.0.0.1:7071", tmp_path / "store"))
+    try:
+        usage = replace(agent.store.usage(), disk_free=1 << 64)
+        monkeypatch.setattr(agent.store, "usage", lambda: usage)
+        told = decode_from_agent(encode(agent._condition()))
+        assert isinstance(told, Condition) and told.disk_free_bytes == COUNT_MAX
+    finally:
+        await agent.stop()
