@@ -19,7 +19,9 @@ from aiohttp.typedefs import Handler
 from yarl import URL
 
 from p2pdist.cli.verbs.evict import _failure
+from p2pdist.client import RankRequest
 from p2pdist.client import Tracker as AsyncClient
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.fleet import Eviction, EvictRequest
 from p2pdist.model.messages import PROTOCOL_VERSION, EpochSeen, Hello
@@ -34,7 +36,9 @@ from tracker.core.ownership.ownerships import MembersSeen, Registered
 from tracker.http.app import make_app
 from tracker.http.pages import WATCH
 from tracker.http.trackers import _status
+from tracker.preseed_service import PreseedService
 from tracker.service import Service
+from tracker.state.preseeds import PreseedDatabase
 
 
 class Site:
@@ -166,6 +170,27 @@ async def test_a_tracker_that_does_not_do_its_part_of_an_order_is_named(monkeypa
         monkeypatch.setattr(b.service.fleet.reputation, "drained", None)  # it fails at the order
         with pytest.raises(Unavailable, match="b did not hear of it"):
             await client.drain("h1")
+
+
+async def test_a_ranking_says_whose_hosts_are_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sites("a", "b") as (a, b), AsyncExitStack() as stack:
+        preseeds = PreseedService(a.service, PreseedDatabase(""))
+
+        async def nothing(*_: object) -> tuple[str, dict[Digest, int]]:
+            return "team/a", {}
+
+        monkeypatch.setattr(preseeds, "_package", nothing)
+        runner = web.AppRunner(make_app(a.service, preseeds, siblings=a.siblings), shutdown_timeout=0.1)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        for site, host in ((a, "h1"), (b, "h2")):
+            site.service.open_session(Hello(PROTOCOL_VERSION, host, f"{host}:1"))
+        client = await stack.enter_async_context(AsyncClient(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        wanted = RankRequest(packages=("team/a:v1",))
+        assert [row.host for row in await client.rank(wanted)] == ["h1", "h2"] and [*client.unanswered] == []
+        await b.stop()
+        assert [row.host for row in await client.rank(wanted)] == ["h1"] and [*client.unanswered] == ["b"]
 
 
 async def test_a_list_of_hosts_says_which_tracker_is_not_in_it() -> None:

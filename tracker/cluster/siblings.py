@@ -190,9 +190,11 @@ class Siblings:
         found = {each.id: asked for each, asked in zip(others, answers, strict=True) if asked is not None}
         return found, [each.id for each in others if each.id not in found]
 
-    async def held(self, wanted: HeldRequest, headers: Mapping[str, str], path: str = HELD_PATH) -> list[Held]:
-        """What the other trackers know of hosts and of blobs; nothing of those that do not
-        answer."""
+    async def held(
+        self, wanted: HeldRequest, headers: Mapping[str, str], path: str = HELD_PATH
+    ) -> tuple[list[Held], list[str]]:
+        """What the other trackers know of hosts and of blobs, and the ids of those that do not say
+        it."""
         body = msgspec.json.encode(wanted)
 
         async def one(tracker: Tracker) -> Held | None:
@@ -204,8 +206,10 @@ class Siblings:
                 logger.debug("%s does not say what hosts hold: %r", tracker.id, error)
                 return None
 
-        found = await asyncio.gather(*map(one, self.cluster.others()))
-        return [held for held in found if held is not None]
+        others = self.cluster.others()
+        found = await asyncio.gather(*map(one, others))
+        silent = [each.id for each, held in zip(others, found, strict=True) if held is None]
+        return [held for held in found if held is not None], silent
 
     async def changes(self, tracker: Tracker, tree: tuple[Digest, int] | None) -> AsyncGenerator[Change]:
         """What another tracker tells of its hosts and swarms, and of the tree of one of its blobs:

@@ -30,6 +30,7 @@ from p2pdist.model.errors import (
     printable,
 )
 from p2pdist.model.fleet import (
+    UNANSWERED_HEADER,
     Assignment,
     HostDetail,
     HostStatus,
@@ -60,6 +61,7 @@ from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from p2pdist.transfer.places import Places
 from tracker.access.sessions import SessionAccess
+from tracker.core.affinity import Affinity, Parts
 from tracker.core.host import Host
 from tracker.core.preseeds.selectors import near, no_match, parse_selector
 from tracker.core.swarm import Swarm
@@ -447,9 +449,16 @@ async def rank(request: web.Request) -> web.Response:
     if access is not None:
         for package in wanted.named:
             await _require_package(access, identity, package)
-    preseeds = request.app[PRESEEDS]
-    ranked = await preseeds.rank(wanted, lambda parts: fleet_affinity(request, preseeds.affinity, parts))
-    return _answer(ranked, headers={NOTE: _nobody(request, wanted)} if ranked == [] else None)
+    preseeds, silent = request.app[PRESEEDS], list[str]()
+
+    async def candidates(parts: Parts) -> Affinity:
+        affinity, names = await fleet_affinity(request, preseeds.affinity, parts)
+        silent.extend(names)
+        return affinity
+
+    ranked = await preseeds.rank(wanted, candidates)
+    headers = {UNANSWERED_HEADER: ",".join(silent)} if silent else {}
+    return _answer(ranked, headers=headers | ({NOTE: _nobody(request, wanted)} if ranked == [] else {}))
 
 
 def _nobody(request: web.Request, wanted: RankRequest) -> str:
