@@ -225,10 +225,9 @@ def run(service: Coroutine[Any, Any, None]) -> None:
 
     async def whole() -> None:
         await service
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(THREADS_S):
-                await loop.shutdown_default_executor()
+        # Not cancelled, as it would wait for the threads then, and with it the loop.
+        ending = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
+        await asyncio.wait([ending], timeout=THREADS_S)
         logging.shutdown()
         sys.stdout.flush()
         os._exit(0)
