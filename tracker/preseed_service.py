@@ -66,6 +66,9 @@ from tracker.upstreams.upstreams import Upstreams
 TICK_S = 0.25
 EXCHANGE_S = 1.0
 PURGE_S = 600.0
+STOP_S_MAX = 5.0
+"""How long a tracker that ends waits for the database."""
+
 PACKAGES_REMEMBERED_MAX = 1000
 PACKAGE_CHARACTERS_MAX = 512
 """Of the name of a package that agents are asked to hold (`Keep`)."""
@@ -161,9 +164,13 @@ class PreseedService:
                 logger.exception("preseeds: a tick failed")
 
     async def stop(self) -> None:
-        """Wait until the changes under way are written, and leave the database."""
-        await asyncio.gather(*self._saving, return_exceptions=True)
-        await asyncio.to_thread(self._database.close)  # its own thread may hang
+        """Wait until the changes under way are written, at most STOP_S_MAX; leave the database."""
+        try:
+            async with asyncio.timeout(STOP_S_MAX):
+                await asyncio.gather(*self._saving, return_exceptions=True)
+                await asyncio.to_thread(self._database.close)  # its own thread may hang
+        except TimeoutError:
+            logger.warning("the last changes of preseeds may not be written: the database does not answer")
 
     def submit(self, event: Event) -> None:
         """Hand an event to the core and carry out its commands."""

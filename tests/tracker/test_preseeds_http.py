@@ -468,3 +468,16 @@ async def test_a_database_that_hangs_keeps_no_other_work_of_the_tracker(
                 assert await asyncio.to_thread(lambda: "done") == "done"
             assert not any(order.done() for order in orders)
         assert {status for status, _ in await asyncio.gather(*orders)} == {201}
+
+
+async def test_a_database_that_hangs_keeps_no_tracker_from_its_end(
+    postgresql_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the machine of the database is cut off, and the kernel waits for it for minutes."""
+    monkeypatch.setattr(module, "STOP_S_MAX", 0.1)
+    service = Service(Fleet(started_at=0.0), Content(None))
+    preseeds = PreseedService(service, PreseedDatabase(postgresql_server))
+    with psycopg.connect(postgresql_server) as other:
+        other.execute("LOCK TABLE preseed_hosts IN ACCESS EXCLUSIVE MODE")
+        async with asyncio.timeout(10):
+            await preseeds.stop()
