@@ -64,8 +64,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "take one that lives for one that hangs",
         "p2pdist/client/pulse.py",
-        "if not await self._lives(url) and not task.done():",
-        "if await self._lives(url) and not task.done():",
+        "if not await self._lives(url) and not _answered(task):",
+        "if await self._lives(url) and not _answered(task):",
         ("tests/cli/test_wrong_tracker.py::test_of_several_trackers_one_that_is_late_and_lives_is_waited_for",),
     ),
     Mutant(

@@ -2,7 +2,7 @@
 content of packages.
 
 All events of the core go through `submit` on the event loop; its commands go to sessions and to the
-database, for which threads wait.
+database, for which a thread of its own waits.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ from tracker.upstreams.upstreams import Upstreams
 TICK_S = 0.25
 EXCHANGE_S = 1.0
 PURGE_S = 600.0
+STOP_S_MAX = 5.0
+"""How long a tracker that ends waits for the database."""
+
 PACKAGES_REMEMBERED_MAX = 1000
 PACKAGE_CHARACTERS_MAX = 512
 """Of the name of a package that agents are asked to hold (`Keep`)."""
@@ -139,7 +142,7 @@ class PreseedService:
 
     async def load(self) -> None:
         """Take up what earlier trackers were asked for. Raises Unavailable."""
-        self.submit(Loaded(tuple(await asyncio.to_thread(self._database.read_all))))
+        self.submit(Loaded(tuple(await self._database.call(self._database.read_all))))
 
     async def run(self) -> None:
         """Drive the core's clock until cancelled, and exchange news with other trackers."""
@@ -151,7 +154,7 @@ class PreseedService:
                 self.submit(Tick())
                 if now - purged_at >= PURGE_S:
                     purged_at, exchanged_at = now, 0.0
-                    await asyncio.to_thread(self._database.purge, now=self._clock.now())
+                    await self._database.call(self._database.purge, now=self._clock.now())
                 if now - exchanged_at >= (EXCHANGE_S if self.core.shared else 2 * PURGE_S):
                     exchanged_at = now
                     await self._exchange()
@@ -161,9 +164,13 @@ class PreseedService:
                 logger.exception("preseeds: a tick failed")
 
     async def stop(self) -> None:
-        """Wait until the changes under way are written, and leave the database."""
-        await asyncio.gather(*self._saving, return_exceptions=True)
-        await asyncio.to_thread(self._database.close)
+        """Wait until the changes under way are written, at most STOP_S_MAX; leave the database."""
+        try:
+            async with asyncio.timeout(STOP_S_MAX):
+                await asyncio.gather(*self._saving, return_exceptions=True)
+                await asyncio.to_thread(self._database.close)  # its own thread may hang
+        except TimeoutError:
+            logger.warning("the last changes of preseeds may not be written: the database does not answer")
 
     def submit(self, event: Event) -> None:
         """Hand an event to the core and carry out its commands."""
@@ -199,7 +206,7 @@ class PreseedService:
 
     async def _save(self, record: PreseedRecord) -> None:
         try:
-            present = await asyncio.to_thread(self._database.replace, record)
+            present = await self._database.call(self._database.replace, record)
         except P2PDistError as error:
             logger.warning("preseed %s: %s", record.id, error)
             await asyncio.sleep(EXCHANGE_S)
@@ -211,7 +218,7 @@ class PreseedService:
         reports = self.core.local_reports(now=self._clock.now()) if self.core.shared else {}
         ours = {identifier: msgspec.json.encode(hosts).decode() for identifier, hosts in reports.items()}
         versions = {identifier: preseed.record.version for identifier, preseed in preseeds.items()}
-        exchange = await asyncio.to_thread(self._database.exchange, versions, ours)
+        exchange = await self._database.call(self._database.exchange, versions, ours)
         self.submit(Loaded(exchange.records))
         theirs = {
             tracker: {identifier: _reports_decoder.decode(text) for identifier, text in texts.items()}
@@ -258,7 +265,7 @@ class PreseedService:
     ) -> tuple[PreseedRecord, bool]:
         """The preseed that is kept under an id: the one of `request` where none was, which the
         second value says."""
-        stored = await asyncio.to_thread(self._database.read, identifier)
+        stored = await self._database.call(self._database.read, identifier)
         created = stored is None
         if stored is None:
             self.core.check_room(owner, source)
@@ -280,7 +287,7 @@ class PreseedService:
             async with self._ordering:
                 if identifier not in self.core.by_id:  # another node of the job may have been faster
                     self.core.check_room(owner, source)
-                stored = await asyncio.to_thread(self._database.insert, record)
+                stored = await self._database.call(self._database.insert, record)
                 self.submit(Loaded((stored,)))
             created = stored == record
         return stored, created
@@ -296,7 +303,7 @@ class PreseedService:
                 return record
             return replace(record, state="cancelled", ended_at=self._clock.now())
 
-        record = await asyncio.to_thread(self._database.change, identifier, cancelled)
+        record = await self._database.call(self._database.change, identifier, cancelled)
         if record is None:
             raise NotFound(f"there is no preseed {identifier[:128]!r}", remedy="p2pdist preseed --list names them")
         self.submit(Loaded((record,)))

@@ -71,18 +71,23 @@ class Reach:
                     raise Unavailable(f"{len(self._places)} hosts are being looked at", remedy="Ask again later")
                 problem = await self._problem(host, seen_from)
             known = self._looks[name] = _Look(session, time.monotonic(), problem)
+            if len(self._looks) > LOOKS_MAX + 2 * len(self._hosts):
+                self._forget()
         return Reachability(name, host.address, known.problem or _complained_of(host), seen_from)
 
     def unreachable(self) -> int:
         """How many of the hosts that are connected could not be reached when they were looked at
         last, or by others since."""
-        here = {name: self._hosts[name] for name in self._looks if name in self._hosts}
-        self._looks = {name: look for name, look in self._looks.items() if name in here}
+        self._forget()
         return sum(
             host.session is not None and bool(look.problem if look.session == host.session else _complained_of(host))
             for name, look in self._looks.items()
-            for host in (here[name],)
+            for host in (self._hosts[name],)
         )
+
+    def _forget(self) -> None:
+        """Forget the looks at hosts that are gone."""
+        self._looks = {name: look for name, look in self._looks.items() if name in self._hosts}
 
     async def _problem(self, host: Host, seen_from: str) -> str:
         """Why others cannot be expected to reach a host; empty when the tracker can."""

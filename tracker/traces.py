@@ -52,7 +52,8 @@ class Traces:
         self._refreshed_at: float | None = None
         """When the database was read last, of the monotonic clock; None: never."""
         self._newest = 0.0
-        """When the newest recording that was read from it was stated."""
+        """When the newest recording that was read from it was stated, or when it was read where
+        that is earlier."""
         self._forgot_at = 0.0
         self.answered: Counter[str] = Counter()
         """Requests for a trace: "found", and "none" where none is kept."""
@@ -130,17 +131,19 @@ class Traces:
     async def _read(self, records: TraceRecords) -> None:
         self._refreshed_at = time.monotonic()
         try:
-            rows = await asyncio.to_thread(records.read, self._newest - OVERLAP_S)
-            self._newest = max([self._newest, *(row[3] for row in rows)])
+            rows = await records.call(records.read, self._newest - OVERLAP_S)
+            # No later than now: what a tracker whose clock was ahead has written would hide all
+            # that others write until then.
+            self._newest = min(time.time(), max([self._newest, *(row[3] for row in rows)]))
             forgotten = self._index.restore((Key(row[0], row[1]), Recording(*row[2:])) for row in rows)
-            await asyncio.to_thread(records.remove, [(key.name, key.entry, host) for key, host in forgotten])
+            await records.call(records.remove, [(key.name, key.entry, host) for key, host in forgotten])
         except Unavailable as error:
             logger.warning("traces that were kept are not known: %s", error)
 
     @staticmethod
     async def _write(records: TraceRecords, row: Row, forgotten: Sequence[tuple[str, str, str]]) -> None:
         try:
-            await asyncio.to_thread(records.write, row, forgotten)
+            await records.call(records.write, row, forgotten)
         except Unavailable as error:
             logger.warning("a trace of %s is not written down: %s", row[0], error)
 

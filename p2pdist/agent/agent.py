@@ -64,6 +64,7 @@ from p2pdist.gateway.s3.counts import S3Counts
 from p2pdist.model.address import parse_address
 from p2pdist.model.errors import Refused, from_problem
 from p2pdist.model.messages import (
+    COUNT_MAX,
     MOUNTED_MAX,
     PROTOCOL_VERSION,
     Access,
@@ -218,9 +219,11 @@ class Agent:
 
     def _condition(self) -> Condition:
         usage, mounted = self.store.usage(), [mount.reference[:512] for mount in self.mounts.list()]
-        free = usage.disk_free // NOISE_BYTES * NOISE_BYTES
+        # Some filesystems in user space say that they have room without end.
+        free = min(usage.disk_free, COUNT_MAX) // NOISE_BYTES * NOISE_BYTES
+        capacity = min(self.store.capacity, COUNT_MAX) if self.store.capacity is not None else None
         known = tuple(sorted(set(mounted))[:MOUNTED_MAX])
-        return Condition(VERSION, usage.bytes_total, self.store.capacity, free, len(mounted), known)
+        return Condition(VERSION, usage.bytes_total, capacity, free, len(mounted), known)
 
     def _access(self, identity: Membership | WorkloadIdentity | None) -> AgentAccess:
         return AgentAccess(

@@ -228,10 +228,9 @@ def run(service: Coroutine[Any, Any, None]) -> None:
 
     async def whole() -> None:
         await service
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(THREADS_S):
-                await loop.shutdown_default_executor()
+        # Not cancelled, as it would wait for the threads then, and with it the loop.
+        ending = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
+        await asyncio.wait([ending], timeout=THREADS_S)
         logging.shutdown()
         sys.stdout.flush()
         os._exit(0)
@@ -301,8 +300,26 @@ async def listen(
             await LimitedSite(runner, name, port, book, tls=tls, handshake_s=handshake_s).start()
     except (OSError, UnicodeError) as error:
         await runner.cleanup()
-        raise _taken(address_text(host, port), error, option, _neighbour(host, port, error)) from error
+        raise _not_ours(address, error, option) from error
     return runner
+
+
+async def require_free(address: tuple[str, int], option: str) -> None:
+    """Raises what `listen` does of an address that is taken, and takes no connection."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, where in found:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(where)
+    except (OSError, UnicodeError) as error:
+        raise _not_ours(address, error, option) from error
+
+
+def _not_ours(address: tuple[str, int], error: OSError | UnicodeError, option: str) -> P2PDistError:
+    return _taken(address_text(*address), error, option, _neighbour(*address, error))
 
 
 def _neighbour(host: str, port: int, error: Exception) -> str:

@@ -260,6 +260,14 @@ def tracker_client(urls: str) -> Tracker:
     return Tracker(urls, access=TrackerAccess.current())
 
 
+def note_unanswered(client: Tracker) -> None:
+    """Say which trackers are not in the last answer for the whole fleet."""
+    from p2pdist.cli import output
+
+    if client.unanswered:
+        output.line(f"p2pdist: no answer from the tracker {', '.join(client.unanswered)}: what it knows is left out")
+
+
 def tracker_named(ctx: click.Context, tracker: str) -> str:
     """The trackers that the command line names, before the verb of this command or behind it."""
     line = click.core.ParameterSource.COMMANDLINE

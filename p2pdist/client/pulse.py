@@ -56,7 +56,7 @@ class Pulse:
             while not (await asyncio.wait([task], timeout=pause_s))[0]:
                 if loop.time() - self._heard_at.get(url, float("-inf")) < pause_s:
                     continue
-                if not await self._lives(url) and not task.done():
+                if not await self._lives(url) and not _answered(task):
                     raise Hangs(f"the tracker {redacted(url)} hangs", remedy="Ask another one, or restart it")
                 pause_s = min(2 * pause_s, LATE_S_MAX)
             return task.result()
@@ -83,6 +83,14 @@ class Pulse:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LIVES_S_MAX))
         with suppress(aiohttp.ClientError, TimeoutError, OSError, P2PDistError):
-            async with self._session.get(f"{url}/healthz", **await self._access.request(url)) as answer:
+            async with asyncio.timeout(LIVES_S_MAX):  # the first time it is asked for its authorities, too
+                secured = await self._access.request(url)
+            async with self._session.get(f"{url}/healthz", **secured) as answer:
                 return answer.status < 500
         return False
+
+
+def _answered(task: asyncio.Task[Any]) -> bool:
+    """Whether a question has got an answer, be it a failure; one that could not even be put, as
+    where TLS waits for the other side, has none."""
+    return task.done() and not task.cancelled() and not isinstance(task.exception(), Unavailable)

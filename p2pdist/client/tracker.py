@@ -16,6 +16,7 @@ from p2pdist.client.access import NAME_A_TRACKER, Access
 from p2pdist.client.pulse import Hangs, Pulse
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Unavailable, UsageError, from_problem, unreached
 from p2pdist.model.fleet import (
+    UNANSWERED_HEADER,
     Assignment,
     Eviction,
     EvictRequest,
@@ -77,12 +78,13 @@ class Tracker:
         self._pulse = Pulse(self._access)
         self.answered = ""
         """The URL of the tracker that was asked last, without secrets."""
+        self.unanswered: tuple[str, ...] = ()
+        """Other trackers that said nothing to it then: what they know is not in its answer."""
 
     async def __aenter__(self) -> Self:
         import aiohttp
 
-        timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX, sock_connect=CONNECT_S_MAX)
-        self._session = aiohttp.ClientSession(timeout=timeout, headers={HEADER: os.urandom(8).hex()})
+        self._session = aiohttp.ClientSession(headers={HEADER: os.urandom(8).hex()})
         return self
 
     async def __aexit__(
@@ -95,14 +97,19 @@ class Tracker:
     # -- preseeds and rankings
 
     async def preseed(self, order: PreseedRequest) -> Progress:
-        """Order a preseed; the same order under the same id again changes nothing."""
-        return await self.send("POST", "/v1/preseeds", Progress, order)
+        """Order a preseed; the same order under the same id again changes nothing. One without an
+        id gets one here: a tracker that does not answer may have taken the order, and the next one
+        that is asked is not to take it for another."""
+        named = order if order.id is not None else msgspec.structs.replace(order, id=os.urandom(8).hex())
+        return await self.send("POST", "/v1/preseeds", Progress, named)
 
     async def progress(self, identifier: str, *, wait_s: float = 0.0, quorum: float = 1.0) -> Progress:
         """How far a preseed is. With `wait_s`, up to 60, the answer comes when this share of the
         hosts is done or the preseed has ended, at the latest after this time."""
         query = f"?wait_s={wait_s:.9g}&quorum={quorum:.9g}" if wait_s else ""
-        return await self.send("GET", _preseed(identifier) + query, Progress)
+        decode = msgspec.json.Decoder(Progress).decode
+        progress: Progress = await self._first("GET", _preseed(identifier) + query, None, decode, wait_s)
+        return progress
 
     async def wait(
         self,
@@ -215,11 +222,14 @@ class Tracker:
         """What the tracker answers to a GET, whatever it is."""
         return bytes(await self._first("GET", path, None, bytes))
 
-    async def _first(self, method: str, path: str, body: Any, decode: Callable[[bytearray], Any]) -> Any:
+    async def _first(
+        self, method: str, path: str, body: Any, decode: Callable[[bytearray], Any], wait_s: float = 0.0
+    ) -> Any:
+        """What the first tracker answers that does; it is asked to wait so long before."""
         failure: Unavailable | None = None
         urls = list(self._urls)
         for number, url in enumerate(urls, 1):
-            asking = self._ask(method, url, path, body, decode)
+            asking = self._ask(method, url, path, body, decode, wait_s)
             try:
                 return await (asking if number == len(urls) else self._pulse.watched(url, asking))
             except Unavailable as error:
@@ -229,7 +239,9 @@ class Tracker:
         assert failure is not None
         raise failure
 
-    async def _ask(self, method: str, url: str, path: str, body: Any, decode: Callable[[bytearray], Any]) -> Any:
+    async def _ask(
+        self, method: str, url: str, path: str, body: Any, decode: Callable[[bytearray], Any], wait_s: float
+    ) -> Any:
         import aiohttp
 
         from p2pdist.model.url import redacted
@@ -241,7 +253,10 @@ class Tracker:
             if body is not None:
                 secured["headers"] = {**secured.get("headers", {}), "Content-Type": "application/json"}
                 secured["data"] = msgspec.json.encode(body)
+            secured["timeout"] = aiohttp.ClientTimeout(total=REQUEST_S_MAX + wait_s, sock_connect=CONNECT_S_MAX)
             async with self._session.request(method, url + path, **secured) as answer:
+                silent = answer.headers.get(UNANSWERED_HEADER, "")
+                self.unanswered = tuple(filter(None, silent.split(",")))
                 data = bytearray()
                 async for chunk in answer.content.iter_chunked(1 << 18):
                     self._pulse.heard(url)

@@ -14,6 +14,9 @@ from p2pdist.model.plan import HostName
 EVICTION_S_MAX = 60.0
 """How long an eviction may wait for the answers of hosts."""
 
+UNANSWERED_HEADER = "P2PDist-Unanswered"
+"""Names the trackers that said nothing to a question which one answers for the whole fleet."""
+
 EVICTION_HOSTS_MAX = 20_000
 EVICTION_HOSTS_SHOWN_MAX = 1000
 
@@ -88,7 +91,9 @@ class Eviction(msgspec.Struct, frozen=True):
     """What came of an eviction: of the hosts that were `asked` so many `evicted` the package and
     freed `bytes_freed` together, `lacked` did not have it, in `stayed` it stays, and `silent` have
     not answered and may still evict it. The first EVICTION_HOSTS_SHOWN_MAX of each are named.
-    `unanswered` are trackers that did not answer, whose hosts were perhaps not asked."""
+    `unanswered` are trackers that did not answer, whose hosts were perhaps not asked; and
+    `absent_hosts` those that the request named and that are connected to no tracker, where the
+    package stays if they have it."""
 
     package: str
     asked: int
@@ -102,6 +107,7 @@ class Eviction(msgspec.Struct, frozen=True):
     stayed_hosts: list[StayedHost]
     silent_hosts: list[str]
     unanswered: list[str] = []
+    absent_hosts: list[str] = []
 
 
 class Me(msgspec.Struct, frozen=True):

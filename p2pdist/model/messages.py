@@ -23,7 +23,8 @@ PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 4 << 20
 BLOBS_PER_MESSAGE_MAX = 1000
 
-Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+COUNT_MAX = 1 << 62
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 """Bytes or pieces: decoding refuses negative and absurd numbers."""
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=STRIPES_MAX)]
@@ -52,6 +53,8 @@ DRAIN_S_MAX = 86400.0
 MOUNTED_MAX = 32
 EvictionId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 CHOSEN_BYTES_MAX = 8192
+AUTHORITIES_BYTES_MAX = 1 << 16
+"""Of the certificates of all authorities that agents are told."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
@@ -377,7 +380,7 @@ class Access(Message, frozen=True):
     patterns of packages that its bearer may read."""
 
     keys: Annotated[dict[str, str], Meta(max_length=16)]
-    authorities: Annotated[str, Meta(max_length=1 << 16)]
+    authorities: Annotated[str, Meta(max_length=AUTHORITIES_BYTES_MAX)]
     revoked: Annotated[tuple[str, ...], Meta(max_length=10_000)] = ()
     public: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
     local: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}

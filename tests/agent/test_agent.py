@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, nullcontext
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from p2pdist.agent.pull.origin import INLINE_S, OriginReader
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import BLOB_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, encode_manifest
-from p2pdist.model.messages import PullRequest
+from p2pdist.model.messages import COUNT_MAX, Condition, PullRequest, decode_from_agent, encode
 from p2pdist.model.pieces import PieceList, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.origin.layout import LocalLayout
@@ -456,3 +457,18 @@ async def test_a_document_is_given_by_ranges_and_conditions_as_all_blobs_are(rig
         assert await ask(If_None_Match=f"{other}, {tag}") == (304, b"", "", tag)
         assert (await ask(If_Match=other))[0] == 412
         assert await ask("HEAD") == (200, b"", "", tag)
+
+
+async def test_a_tracker_takes_the_condition_of_a_store_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As filesystems in user space have, which say that 16 EiB are free: the session would end at
+    the message, again and again."""
+    agent = Agent(AgentSettings((), "h1", "127.0.0.1:7071", tmp_path / "store"))
+    try:
+        usage = replace(agent.store.usage(), disk_free=1 << 64)
+        monkeypatch.setattr(agent.store, "usage", lambda: usage)
+        told = decode_from_agent(encode(agent._condition()))
+        assert isinstance(told, Condition) and told.disk_free_bytes == COUNT_MAX
+    finally:
+        await agent.stop()

@@ -333,6 +333,25 @@ async def test_shares_of_the_origin_add_up() -> None:
             await until(lambda: OriginShare(60.0) in host.heard)
 
 
+async def test_the_share_of_a_tracker_that_is_left_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lets other hosts read at that rate."""
+    monkeypatch.setattr(module, "TIDY_S", 0.05)
+    monkeypatch.setattr(module, "IDLE_S", 0.2)
+    async with sites("a", "b") as (a, b):
+        ownership = shared(1, a.listed, b.listed)
+        for site in (a, b):
+            site.follow(ownership)
+        async with host_at(a.url) as host:
+            await until(lambda: a.blobs | b.blobs == set(BLOBS))
+            a.service.send("h1", OriginShare(100.0))
+            b.service.send("h1", OriginShare(50.0))
+            await until(lambda: OriginShare(150.0) in host.heard)
+            host.heard.clear()
+            host.blobs -= parts(ownership)["b"]
+            await until(lambda: host.heard, "the session with the other one ends")
+            assert host.heard == [OriginShare(100.0)]
+
+
 async def test_an_agent_tells_a_tracker_of_a_newer_epoch() -> None:
     """A tracker that has not heard of it grants no leases then."""
     async with sites("a", "b") as (a, b):

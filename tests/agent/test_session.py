@@ -18,6 +18,7 @@ from aiohttp import WSMsgType, web
 from waits import until
 
 from p2pdist.agent.tracker import connection
+from p2pdist.agent.tracker import session as module
 from p2pdist.agent.tracker.connection import OUTBOX_MAX, Handlers, heartbeat_s
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.address import Vicinity
@@ -447,3 +448,29 @@ async def test_a_tracker_that_opens_no_session_is_told_in_words(status: int, tol
         await runner.cleanup()
     problem = host.session.problem
     assert told in problem and str(status) in problem and "url=" not in problem
+
+
+async def test_questions_that_wait_for_a_connection_are_not_taken_for_a_tracker_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of many files of a model, each of which the tracker reads at a slow hub first."""
+    monkeypatch.setattr(module, "REQUEST_CONNECT_S", 0.1)
+    asked, go = 0, asyncio.Event()
+
+    async def late(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        await go.wait()
+        return web.Response(body=b"read")
+
+    async def keep(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        await stay(socket)
+
+    async with tracker(keep, healthz=late) as url, running(Host(url)) as host:
+        assert await host.session.wait_connected(30)
+        reads = [asyncio.create_task(host.session.get("/healthz", {})) for _ in range(40)]
+        await until(lambda: asked >= 15)
+        await asyncio.sleep(0.3)
+        go.set()
+        assert set(await asyncio.gather(*reads)) == {b"read"} and asked == 40

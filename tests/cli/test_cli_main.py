@@ -684,3 +684,21 @@ def test_a_failure_is_json_wherever_that_is_said(tmp_path: Path) -> None:
 def test_a_registry_that_is_away_is_said_in_plain_words() -> None:
     done = run("ls", "--at-origin", "--origin", "oci://127.0.0.1:1/packages")
     assert (done.returncode, "connection refused" in done.stderr, "ssl" in done.stderr) == (5, True, False), done.stderr
+
+
+def test_a_service_ends_though_a_thread_of_it_hangs() -> None:
+    """As one does that waits for a disk or a database that is cut off."""
+    script = """
+import asyncio, threading
+from p2pdist.cli import daemon
+
+daemon.THREADS_S = 0.1
+
+async def service() -> None:
+    begun, never = threading.Event(), threading.Event()
+    asyncio.ensure_future(asyncio.to_thread(lambda: (begun.set(), never.wait())))
+    await asyncio.to_thread(begun.wait)
+
+daemon.run(service())
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 0

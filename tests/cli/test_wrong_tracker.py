@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import programs
@@ -14,10 +15,12 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from p2pdist.client import pulse
+from p2pdist.client import pulse, tracker
 from p2pdist.client.tracker import Tracker
+from p2pdist.credentials import exchange
 from p2pdist.credentials.exchange import in_words
-from p2pdist.model.errors import unreached
+from p2pdist.model.errors import Conflict, unreached
+from p2pdist.model.preseed import PreseedRequest
 from p2pdist.transfer.problems import problems
 
 NOT_TEXT = "caf\udce9"
@@ -157,6 +160,83 @@ async def test_many_questions_that_wait_leave_room_for_the_one_whether_it_lives(
     async with served(app) as url, Tracker([url, "http://127.0.0.1:1"]) as client:
         assert await asyncio.gather(*(client.hosts() for _ in range(120))) == [[]] * 120
         assert client.answered == url
+
+
+@pytest.mark.parametrize("token", ["", f"p2pt1.{'0' * 64}.a.b.c"])
+async def test_one_that_hangs_before_it_speaks_tls_is_asked_last_from_then_on(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No question can be put to it, and it fails before it is known whether the tracker lives."""
+    for where in (tracker, exchange):
+        monkeypatch.setattr(where, "CONNECT_S_MAX", 0.06)
+    monkeypatch.setattr(pulse, "LATE_S", 0.05)
+    monkeypatch.setattr(pulse, "LIVES_S_MAX", 0.3)
+    connections = 0
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.read()
+        writer.close()
+
+    app = web.Application()
+    app.router.add_get("/v1/hosts", no_hosts)
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as hanging, served(app) as live:
+        url = f"https://127.0.0.1:{hanging.sockets[0].getsockname()[1]}"
+        async with Tracker([url, live], token=token) as client:
+            assert await client.hosts() == []
+            before = connections
+            assert await client.hosts() == [] and client.answered == live
+            assert 0 < before == connections
+
+
+async def test_whether_a_tracker_lives_is_known_in_time_where_its_authority_is_to_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a token has it that pins one: a tracker that hangs says nothing of that either."""
+    monkeypatch.setattr(exchange, "CONNECT_S_MAX", 3600.0)
+    monkeypatch.setattr(exchange, "REQUEST_S_MAX", 3600.0)
+    monkeypatch.setattr(pulse, "LATE_S", 0.05)
+    monkeypatch.setattr(pulse, "LIVES_S_MAX", 0.05)
+    app = web.Application()
+    app.router.add_get("/v1/hosts", no_hosts)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        url = f"https://127.0.0.1:{hanging.getsockname()[1]}"
+        async with (
+            served(app) as live,
+            Tracker([url, live], token=f"p2pt1.{'0' * 64}.a.b.c") as client,
+            asyncio.timeout(30),
+        ):
+            assert await client.hosts() == [] and client.answered == live
+
+
+async def test_an_order_that_two_trackers_take_is_one() -> None:
+    """One that breaks off may have taken it, or takes it later, as one does that hung."""
+    taken: list[dict[str, Any]] = []
+
+    async def break_off(request: web.Request) -> web.Response:
+        taken.append(await request.json())
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def refuse(request: web.Request) -> web.Response:
+        taken.append(await request.json())
+        raise Conflict("no more preseeds")
+
+    first, second = web.Application(), web.Application(middlewares=[problems])
+    first.router.add_post("/v1/preseeds", break_off)
+    second.router.add_post("/v1/preseeds", refuse)
+    async with served(first) as one, served(second) as two, Tracker([one, two]) as client:
+        for order in (
+            PreseedRequest("a:v1", count=3),
+            PreseedRequest("a:v1", count=3),
+            PreseedRequest("a:v1", "p1", count=3),
+        ):
+            with pytest.raises(Conflict):
+                await client.preseed(order)
+    ids = [order["id"] for order in taken]
+    assert ids[::2] == ids[1::2] and len(set(ids)) == 3 and ids[-1] == "p1"
 
 
 async def test_an_answer_that_comes_after_all_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

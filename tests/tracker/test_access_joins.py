@@ -32,7 +32,7 @@ from p2pdist.credentials.authority import (
 )
 from p2pdist.credentials.join import JoinToken
 from p2pdist.model.errors import NotFound, Refused, Unauthenticated, Unavailable, UsageError
-from p2pdist.model.messages import Access, Joined, JoinRequest, Reject, RenewRequest, Welcome
+from p2pdist.model.messages import Access, Joined, JoinRequest, Reject, RenewRequest, Welcome, decode_from_tracker
 from tracker.access.control import AccessControl
 from tracker.access.directory import AccessState
 from tracker.networks import parse_networks
@@ -401,6 +401,20 @@ def test_another_authority_may_not_have_the_fleets_name(tmp_path: Path) -> None:
     (tmp_path / "access.toml").write_text('fleet = "prod"\n[certificates]\nauthorities = ["ca.pem"]\n')
     with pytest.raises(UsageError, match="the fleet's own"):
         AccessControl(tmp_path / "access.toml")
+
+
+@pytest.mark.parametrize("number", [20, 200])
+def test_agents_take_whatever_authorities_an_access_file_may_name(number: int, tmp_path: Path) -> None:
+    """All that a system trusts are too many: each agent would end its session at the message."""
+    (tmp_path / "ca.pem").write_bytes(Authority.create("other", now=time.time()).pem * number)
+    (tmp_path / "access.toml").write_text('fleet = "prod"\n[certificates]\nauthorities = ["ca.pem"]\n')
+    try:
+        told = AccessControl(tmp_path / "access.toml").encoded
+    except UsageError as error:
+        assert "ca.pem" in error.what and number == 200
+    else:
+        message = decode_from_tracker(told)
+        assert isinstance(message, Access) and message.authorities.count("BEGIN") == number + 1
 
 
 def test_joins_that_are_written_together_count_one_after_the_other(tmp_path: Path) -> None:

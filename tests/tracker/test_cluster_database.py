@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+
+import programs
 import psycopg
 import pytest
 
@@ -64,6 +67,17 @@ def test_a_process_that_starts_under_the_same_id_takes_the_row_over(url: str) ->
     former.leave()
     look = successor.beat(Beat(4))
     assert not look.replaced and [row.registered.progress for row in look.rows] == [4]
+
+
+def test_a_tracker_that_is_started_twice_leaves_the_one_that_runs_its_place(url: str) -> None:
+    """The second cannot listen, and would have taken the row before it knew."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        runs = member(url, f"127.0.0.1-{port}")
+        words = ("--listen", f"127.0.0.1:{port}", "--state", url, "--no-discovery")
+        done = programs.run("tracker", *words)
+        assert done.returncode == 1 and "address already in use" in done.stderr
+        assert not runs.beat(Beat(1)).replaced
 
 
 def test_a_tracker_drains_until_it_starts_anew(url: str) -> None:

@@ -284,6 +284,28 @@ def test_a_host_that_says_goodbye_is_not_lost() -> None:
     assert event.text == "lost b at b:1 (zone z1): it did not answer for 15 s"
 
 
+def test_what_a_host_did_not_get_is_told_with_the_loss_that_kept_it_from_it() -> None:
+    """It was late to say what it holds, got everything since, and is lost later."""
+    script = Script()
+    script.package(LAYER)
+    script.open("a", "seed")
+    script.join("seed", count=PIECES)
+    script.join("a")
+    script.close("a")
+    script.wait(1.0)
+    script.open("a")
+    script.wait(2 * ABSENCE_S)  # it has a session, and has not said what it holds
+    assert "a" not in script.fleet.swarms[LAYER].members
+    script.join("a")
+    script.report("a")
+    script.wait(60.0)
+    assert not script.events("host-lost")
+    script.close("a", "its connection broke")
+    script.wait(2 * ABSENCE_S)
+    (event,) = script.events("host-lost")
+    assert event.text.endswith(": its connection broke"), event.text
+
+
 def test_failed_pulls_name_host_package_and_reason() -> None:
     script = Script()
     script.open("a")
@@ -323,10 +345,10 @@ def test_text_of_agents_is_fit_for_a_terminal() -> None:
 def test_a_failed_preseed_names_some_of_its_hosts() -> None:
     script = Script()
     failures = [(f"h{number}", "disk-full: \x1bfull") for number in range(9)]
-    script.fleet.history.preseed_failed("p1", f"team/a@{MANIFEST}", 1, 10, failures, 60.0)
+    script.fleet.history.preseed_failed("p1", f"team/a@{MANIFEST}", 1, 10, failures, 60.0, ordered_at=1234.0)
     (event,) = script.events()
     assert event.text.startswith(f"preseed p1 of team/a@{MANIFEST[7:19]} failed: 1 of 10 hosts hold it; not h0 (")
-    assert "and 4 more" in event.text and event.text.isprintable() and event.key == "preseed p1"
+    assert "and 4 more" in event.text and event.text.isprintable() and event.key == "preseed p1 1234"
 
 
 def test_names_for_people() -> None:

@@ -280,3 +280,13 @@ async def test_two_trackers_of_one_database_are_followed_at_either(postgresql: s
     await asyncio.gather(*tasks, return_exceptions=True)
     for recorder in recorders:
         await recorder.stop()
+
+
+def test_an_id_that_is_given_again_fails_again(where: str) -> None:
+    """A preseed's id is free a day after its end, and the history is kept for longer."""
+    history, database = Fleet(0.0).history, HistoryDatabase(where)
+    for ordered_at in (1000.0, 200_000.0, 200_000.0):  # the last time another tracker says the same
+        history.preseed_failed("nightly", "team/a:v1", 0, 1, (), 60.0, ordered_at=ordered_at)
+        database.add([(ordered_at, event) for event in history.take()], now=ordered_at)
+    assert [record.at for record in database.read(HistoryFilter())] == [200_000.0, 1000.0]
+    database.close()

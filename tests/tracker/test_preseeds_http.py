@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import programs
+import psycopg
 import pytest
 from aiohttp import web
 from waits import until
@@ -39,6 +40,7 @@ from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.core.preseeds import orders
 from tracker.http.app import make_app
+from tracker.http.keys import PRESEEDS
 from tracker.http.scheduler import WAITS
 from tracker.preseed_service import PreseedService
 from tracker.service import Service
@@ -450,3 +452,32 @@ async def test_the_index_names_every_route(layout: Path) -> None:
             for method, operation in operations.items()
         }
         assert lines == described
+
+
+async def test_a_database_that_hangs_keeps_no_other_work_of_the_tracker(
+    layout: Path, blobs: list[Digest], postgresql_server: str
+) -> None:
+    """Beats of a cluster and reads of the origin go through the threads that all share."""
+    async with tracker(layout, postgresql_server) as at:
+        body = {"package": package(blobs[0]), "hosts": ["h1"]}
+        with psycopg.connect(postgresql_server) as other:
+            other.execute("LOCK TABLE preseeds IN ACCESS EXCLUSIVE MODE")
+            orders = [asyncio.create_task(at.ask("POST", "/v1/preseeds", body)) for _ in range(40)]
+            await until(lambda: at.app[PRESEEDS]._database._database._thread._work_queue.qsize() >= 39)
+            async with asyncio.timeout(10):
+                assert await asyncio.to_thread(lambda: "done") == "done"
+            assert not any(order.done() for order in orders)
+        assert {status for status, _ in await asyncio.gather(*orders)} == {201}
+
+
+async def test_a_database_that_hangs_keeps_no_tracker_from_its_end(
+    postgresql_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the machine of the database is cut off, and the kernel waits for it for minutes."""
+    monkeypatch.setattr(module, "STOP_S_MAX", 0.1)
+    service = Service(Fleet(started_at=0.0), Content(None))
+    preseeds = PreseedService(service, PreseedDatabase(postgresql_server))
+    with psycopg.connect(postgresql_server) as other:
+        other.execute("LOCK TABLE preseed_hosts IN ACCESS EXCLUSIVE MODE")
+        async with asyncio.timeout(10):
+            await preseeds.stop()

@@ -427,8 +427,9 @@ def test_one_identity_leaves_room_for_the_orders_of_others(world: World, monkeyp
     for number in range(3):  # what has ended is remembered, too
         order(f"q{number}", "alice")
         world.cancel(f"q{number}")
-    with pytest.raises(Conflict, match="5 are remembered"):
+    with pytest.raises(Conflict, match="5 are remembered") as refused:
         core.check_room("alice")
+    assert "Cancel" not in refused.value.remedy and "a day after its end" in refused.value.remedy
     core.check_room("bob")
 
 

@@ -189,6 +189,18 @@ async def test_what_several_others_met_counts_and_looks_are_bounded(
             assert "each" in await problem(service, "h1", "10.0.0.1"), "another address has places of its own"
 
 
+async def test_looks_at_hosts_that_are_gone_are_forgotten_where_no_metrics_are_read(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOKS_MAX", 8)
+    for number in range(30):
+        session, _ = service.open_session(Hello(PROTOCOL_VERSION, f"h{number}", "127.0.0.1:1"))
+        assert await problem(service, f"h{number}") == "connection refused"
+        service.close_session(session)
+        del service.fleet.hosts[f"h{number}"]
+        assert len(service.reach._looks) <= 12
+
+
 async def test_an_agent_hears_that_it_cannot_be_reached_and_says_so(
     tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

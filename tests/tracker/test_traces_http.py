@@ -12,16 +12,20 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import psycopg
 import pytest
 from access_rig import AccessSite, access_site, ask
 from aiohttp import web
+from waits import until
 
 from p2pdist.model.access import OPEN, Identity
 from p2pdist.model.errors import NotFound, Refused, TooLarge, UsageError, from_problem
 from p2pdist.model.trace import WANTED_HEADER, Trace, TraceBuilder, decode_trace, encode_trace
 from p2pdist.model.tree import content_hash
+from tracker import traces as module
 from tracker.content import Content
 from tracker.core.fleet import Fleet
+from tracker.core.traces.index import Key
 from tracker.http.app import make_app
 from tracker.http.traces import TraceList, TraceRequest, recorder
 from tracker.service import Service
@@ -226,3 +230,36 @@ def test_an_address_records_once_whatever_names_it_gives() -> None:
     assert {recorder(OPEN, name, f"2001:db8::{name[1:]}") for name in names} == {"2001:db8::"}
     assert [recorder(OPEN, name, "127.0.0.1") for name in names] == names
     assert recorder(Identity("agent", "h9"), "h0", "192.0.2.1") == str(Identity("agent", "h9"))
+
+
+async def test_a_clock_that_was_ahead_hides_nothing_that_others_record(
+    postgresql_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REFRESH_S", 0.0)
+    ahead, one, two = (Traces(TraceRecords(postgresql_server)) for _ in range(3))
+    with monkeypatch.context() as set_ahead:
+        now = time.time()
+        set_ahead.setattr(module.time, "time", lambda: now + 86400.0)
+        await ahead.state(Key("team-a/x", "train"), "h0", encode_trace(trace(A)))
+    assert await two.find(Key("team-a/x", "train"))
+    await one.state(Key("team-a/y", "train"), "h1", encode_trace(trace(B)))
+    assert await two.find(Key("team-a/y", "train"))
+    for traces in (ahead, one, two):
+        traces.close()
+
+
+async def test_a_database_that_hangs_keeps_no_other_work_of_the_tracker(postgresql_server: str) -> None:
+    traces = Traces(TraceRecords(postgresql_server))
+    await traces.find(Key("team-a/x", "train"))
+    with psycopg.connect(postgresql_server) as other:
+        other.execute("LOCK TABLE trace_recordings IN ACCESS EXCLUSIVE MODE")
+        stated = [
+            asyncio.create_task(traces.state(Key("team-a/x", "train"), f"h{number}", encode_trace(trace(A))))
+            for number in range(40)
+        ]
+        await until(lambda: traces.counts.recordings >= 8)
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(lambda: "done") == "done"
+        assert not any(task.done() for task in stated)
+    await asyncio.gather(*stated)
+    traces.close()

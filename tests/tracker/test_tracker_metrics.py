@@ -145,3 +145,15 @@ def test_clocks_versions_and_the_origin_are_told() -> None:
     scraped.service.content.watch.reachable = False
     assert scraped.samples()["p2pdist_tracker_origin_reachable"] == {("https://models.example",): 0}
     assert "process_cpu_seconds_total" in found and len(found["p2pdist_build_info"]) == 1
+
+
+def test_a_version_that_is_called_as_the_rest_has_no_sample_twice() -> None:
+    """Prometheus would drop one of them."""
+    hosts = Hosts(Fleet(time.monotonic() - 100))
+    versions = [*(f"1.{number}" for number in range(VERSIONS_MAX + 3)), "other", "other"]
+    for number, version in enumerate(versions):
+        hello = Hello(PROTOCOL_VERSION, f"h{number}", "h:1", version=version)
+        hosts.fleet.handle(SessionOpened(900 + number, hello), now=hosts.now)
+    text = generate_latest(Scraped(hosts)._registry).decode()
+    (line,) = [line for line in text.splitlines() if line.startswith('p2pdist_tracker_agents{version="other"}')]
+    assert float(line.split()[-1]) == 6

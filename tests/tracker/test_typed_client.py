@@ -28,6 +28,7 @@ from p2pdist.client import (
     Unavailable,
     UsageError,
 )
+from p2pdist.client import tracker as module
 from p2pdist.model.digest import Digest
 
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
@@ -84,6 +85,16 @@ async def test_answers_are_typed_values(layout: Path, blobs: list[Digest]) -> No
                 await asyncio.sleep(0.05)
         assert (await client.brief(made.id)).package == done.package
         assert (await client.cancel(made.id)).state == "cancelled"
+
+
+async def test_an_answer_may_be_waited_for_as_long_as_a_question_may_take(
+    layout: Path, blobs: list[Digest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And longer: the tracker answers at the end of that time."""
+    monkeypatch.setattr(module, "REQUEST_S_MAX", 0.5)
+    async with tracker(layout) as at, Tracker(at.url) as client:
+        made = await client.preseed(PreseedRequest(package(blobs[0]), hosts=("nobody",)))
+        assert (await client.progress(made.id, wait_s=1.0)).state == "pending"
 
 
 async def test_failures_are_those_of_the_product(layout: Path, blobs: list[Digest]) -> None:

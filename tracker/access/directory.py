@@ -39,6 +39,7 @@ from p2pdist.credentials.tokens import TokenRecord
 from p2pdist.encryption import identities_in, new_identity
 from p2pdist.files import read_content
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Refused, UsageError, foreseen
+from p2pdist.model.messages import AUTHORITIES_BYTES_MAX
 from tracker.access.file import REVOKED_MAX, TEMPLATE, AccessRules, JoinRule, check_revoked, read_rules
 
 SUPERSEDED_S = 48 * 3600.0
@@ -195,6 +196,12 @@ class AccessDirectory:
         introduction = authorities[1].introduce(authorities[0], now=now) if len(authorities) > 1 else b""
         bundle = b"".join(authority.pem for authority in authorities)
         others = b"".join(self._others(name, rules.fleet) for name in rules.authority_files)
+        if (size := len(bundle) + len(others)) > AUTHORITIES_BYTES_MAX:  # the session of each would end at it
+            raise UsageError(
+                f"the certificates in {', '.join(rules.authority_files)} and of the fleet's own authorities have {size} "
+                f"bytes, and agents take {AUTHORITIES_BYTES_MAX}",
+                remedy="Name files of the authorities that issue agents' certificates, not of all that a system trusts",
+            )
         return AccessState(rules, tuple(authorities), tuple(signing), bundle, introduction, others)
 
     def stamp(self) -> Stamp:

@@ -153,7 +153,7 @@ class Callbacks:
             pause_s = min(PAUSE_S_MAX, PAUSE_S * PAUSE_FACTOR ** (tries - 1))
             call = Call(state, tries, self._preseeds.now() + pause_s)
             claimed = replace(record, call=call)
-            found = await asyncio.to_thread(self._database.replace, claimed)
+            found = await self._database.call(self._database.replace, claimed)
             if found is not None:
                 self._took(found)
             if found != replace(claimed, version=record.version + 1):
@@ -161,7 +161,7 @@ class Callbacks:
             problem = await self._tell(http, record, url, state)
             if not problem:
                 told = replace(call, told=True)
-                changed = await asyncio.to_thread(
+                changed = await self._database.call(
                     self._database.change,
                     record.id,
                     lambda now: replace(now, call=told) if now.call == call else now,

@@ -63,7 +63,6 @@ SILENCE_S = 5.0
 STREAMS_MAX = 128
 """Other trackers, and trees of theirs, that are watched at once."""
 
-UNANSWERED_HEADER = "P2PDist-Unanswered"
 LOCAL = "local"
 """Field of a query: 1 for what the tracker itself knows."""
 
@@ -174,9 +173,9 @@ class Siblings:
 
     async def send_all(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
-    ) -> tuple[list[Asked], list[str]]:
-        """What the other trackers answer to a request that changes something, and the ids of those
-        that did not answer."""
+    ) -> tuple[dict[str, Asked], list[str]]:
+        """What the other trackers answer to a request that changes something, by their ids, and the
+        ids of those that did not answer."""
 
         async def one(tracker: Tracker) -> Asked | None:
             try:
@@ -188,12 +187,14 @@ class Siblings:
 
         others = self.cluster.others()
         answers = await asyncio.gather(*map(one, others))
-        silent = [each.id for each, asked in zip(others, answers, strict=True) if asked is None]
-        return [asked for asked in answers if asked is not None], silent
+        found = {each.id: asked for each, asked in zip(others, answers, strict=True) if asked is not None}
+        return found, [each.id for each in others if each.id not in found]
 
-    async def held(self, wanted: HeldRequest, headers: Mapping[str, str], path: str = HELD_PATH) -> list[Held]:
-        """What the other trackers know of hosts and of blobs; nothing of those that do not
-        answer."""
+    async def held(
+        self, wanted: HeldRequest, headers: Mapping[str, str], path: str = HELD_PATH
+    ) -> tuple[list[Held], list[str]]:
+        """What the other trackers know of hosts and of blobs, and the ids of those that do not say
+        it."""
         body = msgspec.json.encode(wanted)
 
         async def one(tracker: Tracker) -> Held | None:
@@ -205,8 +206,10 @@ class Siblings:
                 logger.debug("%s does not say what hosts hold: %r", tracker.id, error)
                 return None
 
-        found = await asyncio.gather(*map(one, self.cluster.others()))
-        return [held for held in found if held is not None]
+        others = self.cluster.others()
+        found = await asyncio.gather(*map(one, others))
+        silent = [each.id for each, held in zip(others, found, strict=True) if held is None]
+        return [held for held in found if held is not None], silent
 
     async def changes(self, tracker: Tracker, tree: tuple[Digest, int] | None) -> AsyncGenerator[Change]:
         """What another tracker tells of its hosts and swarms, and of the tree of one of its blobs:

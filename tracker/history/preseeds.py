@@ -55,4 +55,5 @@ class FailedPreseeds:
                 reasons,
                 max(0.0, self._preseeds.now() - progress.created_at),
                 [no_match(selector, self._history.hosts.values())] if selector and not progress.hosts_total else (),
+                ordered_at=progress.created_at,
             )

@@ -20,6 +20,7 @@ from p2pdist.model.history import short_name
 from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import SCHEME, is_image, parse_image
 from p2pdist.model.manifest import parse_reference
+from p2pdist.model.plan import HostName
 from p2pdist.model.preseed import decode_request
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import JSON_TYPE, Answer, Route
@@ -85,8 +86,10 @@ async def _drain(request: web.Request, *, drained: bool) -> web.Response:
     if siblings is not None:
         path, headers = request.rel_url.raw_path, passed_on(request)
         answers, silent = await siblings.send_all(request.method, path, headers)
-        known = known or any(answer.status == 204 for answer in answers)
-    taken = known or (_local(request) and SIBLINGS in request.app)  # of another tracker's hosts some may come later
+        known = known or any(answer.status == 204 for answer in answers.values())
+        silent += [tracker for tracker, answer in answers.items() if answer.status not in (204, 404)]
+    # Of another tracker's hosts some may come later; what can be no host's name is not written.
+    taken = known or (_local(request) and SIBLINGS in request.app and _may_be(name))
     if taken and await request.app[DRAINS].order(name, drained):
         silent = []  # they read of it
     if not known:
@@ -101,6 +104,14 @@ async def _drain(request: web.Request, *, drained: bool) -> web.Response:
             remedy="Do the same again when they answer",
         )
     return web.Response(status=204)
+
+
+def _may_be(name: str) -> bool:
+    """Whether a host can have this name."""
+    try:
+        return bool(msgspec.convert(name, HostName))
+    except msgspec.ValidationError:
+        return False
 
 
 def _local(request: web.Request) -> bool:
@@ -129,10 +140,13 @@ async def evict(request: web.Request) -> web.Response:
     unanswered: list[str] = []
     meaning = await _meaning(service, wanted, PASSED_ON_TAG_WAIT_S if _local(request) else TAG_WAIT_S)
     eviction = await service.desk.evict(wanted.package, wanted.digest, names, wanted.wait_s, meaning)
+    eviction = msgspec.structs.replace(eviction, absent_hosts=sorted(set(wanted.hosts) - set(names)))
     if siblings is not None:
         body = msgspec.json.encode(msgspec.structs.replace(wanted, wait_s=min(wanted.wait_s, PASSED_ON_S)))
         answers, unanswered = await siblings.send_all("POST", request.rel_url.raw_path, passed_on(request), body)
-        eviction = _joined(eviction, (answer.body for answer in answers if answer.status == 200), unanswered)
+        unanswered += [tracker for tracker, answer in answers.items() if answer.status != 200]
+        bodies = (answer.body for answer in answers.values() if answer.status == 200)
+        eviction = _joined(eviction, bodies, unanswered)
     if not eviction.asked and not _local(request):
         hosts = service.fleet.hosts
         if wanted.hosts:
@@ -221,6 +235,7 @@ def _joined(own: Eviction, bodies: Iterable[bytes], unanswered: list[str]) -> Ev
         stayed_hosts=list(stayed.values()),
         silent_hosts=[host for report in reports for host in report.silent_hosts],
         unanswered=unanswered,
+        absent_hosts=sorted(set[str].intersection(*(set(report.absent_hosts) for report in reports))),
     )
 
 

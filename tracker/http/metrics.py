@@ -102,11 +102,11 @@ class TrackerCollector(Collector):
         present = [host for host in self._service.fleet.hosts.values() if host.session is not None and not host.partial]
         versions = Counter(host.version or "unknown" for host in present)
         agents = GaugeMetricFamily("p2pdist_tracker_agents", "Hosts connected, by version", labels=["version"])
-        named = versions.most_common(VERSIONS_MAX)
-        for name, number in named or [(version("p2pdist"), 0)]:
+        named = Counter(dict(versions.most_common(VERSIONS_MAX))) or Counter({version("p2pdist"): 0})
+        if other := versions.total() - named.total():
+            named["other"] += other  # a version may be called that: one sample for each label
+        for name, number in named.items():
             agents.add_metric([name], number)
-        if other := versions.total() - sum(number for _, number in named):
-            agents.add_metric(["other"], other)
         yield agents
         skews = [abs(host.clock_ahead_s) for host in present if host.clock_ahead_s is not None]
         name, text = "p2pdist_tracker_clock_skew_seconds", "The farthest that the clock of a connected host is off"

@@ -30,6 +30,7 @@ from p2pdist.model.errors import (
     printable,
 )
 from p2pdist.model.fleet import (
+    UNANSWERED_HEADER,
     Assignment,
     HostDetail,
     HostStatus,
@@ -60,6 +61,7 @@ from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from p2pdist.transfer.places import Places
 from tracker.access.sessions import SessionAccess
+from tracker.core.affinity import Affinity, Parts
 from tracker.core.host import Host
 from tracker.core.preseeds.selectors import near, no_match, parse_selector
 from tracker.core.swarm import Swarm
@@ -187,6 +189,11 @@ async def host(request: web.Request) -> web.Response:
         )
     bodies, unanswered = await from_others(request)
     details += [detail for body in bodies if (detail := _decoded_one(body)) is not None and detail.host == name]
+    if not details and unanswered:
+        raise Unavailable(
+            f"no host named {name[:255]!r} is known here, and no answer came from {', '.join(unanswered.values())}",
+            remedy="Ask again in a few seconds: another tracker takes its place",
+        )
     if not details:
         guess = near(name[:255], fleet.hosts)
         raise NotFound(
@@ -442,9 +449,16 @@ async def rank(request: web.Request) -> web.Response:
     if access is not None:
         for package in wanted.named:
             await _require_package(access, identity, package)
-    preseeds = request.app[PRESEEDS]
-    ranked = await preseeds.rank(wanted, lambda parts: fleet_affinity(request, preseeds.affinity, parts))
-    return _answer(ranked, headers={NOTE: _nobody(request, wanted)} if ranked == [] else None)
+    preseeds, silent = request.app[PRESEEDS], list[str]()
+
+    async def candidates(parts: Parts) -> Affinity:
+        affinity, names = await fleet_affinity(request, preseeds.affinity, parts)
+        silent.extend(names)
+        return affinity
+
+    ranked = await preseeds.rank(wanted, candidates)
+    headers = {UNANSWERED_HEADER: ",".join(silent)} if silent else {}
+    return _answer(ranked, headers=headers | ({NOTE: _nobody(request, wanted)} if ranked == [] else {}))
 
 
 def _nobody(request: web.Request, wanted: RankRequest) -> str:
@@ -457,7 +471,15 @@ def _nobody(request: web.Request, wanted: RankRequest) -> str:
 
 ROUTES = (
     Route("GET", "/v1/hosts", hosts, (Answer(list[HostStatus]),), LOCAL_QUERY, right="watch"),
-    Route("GET", "/v1/hosts/{name}", host, (Answer(HostDetail),), LOCAL_QUERY, errors=(NotFound,), right="watch"),
+    Route(
+        "GET",
+        "/v1/hosts/{name}",
+        host,
+        (Answer(HostDetail),),
+        LOCAL_QUERY,
+        errors=(NotFound, Unavailable),
+        right="watch",
+    ),
     Route(
         "GET",
         "/v1/hosts/{name}/reachability",
@@ -535,7 +557,7 @@ PRESEED_ROUTES = (
         cancel_preseed,
         _PROGRESS,
         _BRIEF,
-        errors=(NotFound, Conflict, Unavailable),
+        errors=(UsageError, NotFound, Conflict, Unavailable),
         right="preseed",
         also=("cancel-any",),
     ),

@@ -13,6 +13,7 @@ from aiohttp import web
 from p2pdist.credentials.authority import issued_by_fleet, name_in
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.fleet import UNANSWERED_HEADER
 from p2pdist.model.image import image_name
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.ownership import Ownership
@@ -28,7 +29,6 @@ from tracker.cluster.siblings import (
     KNOWN_PATH,
     LOCAL,
     POOL_PATH,
-    UNANSWERED_HEADER,
     Held,
     HeldRequest,
     HostBrief,
@@ -240,19 +240,21 @@ def _held(request: web.Request, blobs: Sequence[Digest]) -> web.Response:
     return _json(Held(hosts, bytes_held, spare))
 
 
-async def fleet_affinity(request: web.Request, own: Affinity, parts: Parts) -> Affinity:
-    """What all trackers know of the hosts that need some blobs."""
+async def fleet_affinity(request: web.Request, own: Affinity, parts: Parts) -> tuple[Affinity, list[str]]:
+    """What all trackers know of the hosts that need some blobs, and which of them do not say it."""
     siblings = request.app.get(SIBLINGS)
     if siblings is None:
-        return own
-    return _joined(own, parts, await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), passed_on(request)))
+        return own, []
+    found, silent = await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), passed_on(request))
+    return _joined(own, parts, found), silent
 
 
 def candidates_of(siblings: Siblings, own: Affinity) -> Callable[[Parts], Awaitable[Affinity]]:
     """Says what all trackers know of the hosts that a preseed may pick."""
 
     async def candidates(parts: Parts) -> Affinity:
-        return _joined(own, parts, await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), {}, POOL_PATH))
+        found, _ = await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), {}, POOL_PATH)
+        return _joined(own, parts, found)
 
     return candidates
 

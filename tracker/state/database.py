@@ -5,14 +5,17 @@ Files are for the tracker's user alone: they name packages, owners and hosts.
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sql
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from p2pdist.model.errors import Unavailable, UsageError
@@ -23,6 +26,12 @@ STATEMENT_TIMEOUT_MS = 15_000
 MEMORY = "in memory"
 """How a database is called that lasts as long as the object."""
 
+READ_ONLY = "25006"
+"""What PostgreSQL calls a write to a server that takes none (read_only_sql_transaction)."""
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
 
 class Database:
     """A database. `where` is a PostgreSQL URL, a directory for SQLite, in which `name` is its
@@ -32,6 +41,7 @@ class Database:
         """`durable`: what was written outlives a crash of the machine."""
         self.shared = is_postgresql(where)
         self._lock = threading.RLock()
+        self._thread = ThreadPoolExecutor(1, "database")
         self._engine, self._where = _engine(where, name, durable=durable)
 
     def close(self) -> None:
@@ -41,19 +51,32 @@ class Database:
         with nullcontext() if self._where != MEMORY else self._lock:
             self._engine.dispose()
 
+    async def call(self, work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
+        """What `work` returns, which waits for this database: in a thread of its own. Many at once
+        that wait for one that hangs would take all threads that the rest of the tracker shares."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *given, **named))
+
     @contextmanager
     def transaction(self) -> Iterator[sql.Connection]:
-        """A transaction, of one thread at a time. Raises IntegrityError, and Unavailable where the
-        database does not answer, or StateDamaged where its file is no longer one."""
+        """A transaction, of one thread at a time. Raises IntegrityError, UsageError for a value
+        that the database cannot hold, as PostgreSQL no NUL in a text, and Unavailable where it does
+        not answer, or StateDamaged where its file is no longer one."""
         try:
             with self._lock, self._engine.begin() as connection:
                 yield connection
         except IntegrityError:
             raise
+        except DataError as error:
+            cause = " ".join(str(error.orig).split())[:300]
+            raise UsageError(f"the tracker's database cannot hold that: {cause}") from error
         except SQLAlchemyError as error:
             original = getattr(error, "orig", None)
             if is_damage(original):
                 raise StateDamaged(self._where, original) from error
+            if getattr(original, "sqlstate", "") == READ_ONLY:
+                # Another server may take writes at this address by now, and a connection to the
+                # one before it stays what it is.
+                self._engine.dispose()
             cause = " ".join(str(original or error).split())[:300]
             if "disk is full" in cause:  # of SQLite; PostgreSQL says that itself
                 raise Unavailable(

@@ -29,7 +29,7 @@ from sqlalchemy.exc import IntegrityError
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE, Conflict, Unavailable, printable
 from p2pdist.model.preseed import Call, PreseedRecord, PreseedRequest, PreseedState
-from tracker.state.database import Database
+from tracker.state.database import Database, Given, Result
 
 FILE_NAME = "preseeds.sqlite"
 ENDED_KEPT_S = 86400.0
@@ -108,14 +108,20 @@ class PreseedDatabase:
             _create_tables(connection)
 
     def close(self) -> None:
-        """Remove the reports of this tracker, and disconnect."""
+        """Remove the reports of this tracker, if the database answers, and disconnect."""
         try:
             if self.shared:
                 with self._database.transaction() as connection:
                     connection.execute(sql.delete(_reports).where(_reports.c.tracker == self._tracker))
                     connection.execute(sql.delete(_trackers).where(_trackers.c.tracker == self._tracker))
+        except Unavailable as error:
+            logger.warning("the other trackers notice by themselves that this one ends: %s", error)
         finally:
             self._database.close()
+
+    async def call(self, work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
+        """What `work`, one of these methods, returns; on the event loop (Database.call)."""
+        return await self._database.call(work, *given, **named)
 
     # -- records
 

@@ -7,13 +7,13 @@ does not answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError
 
 from p2pdist.model.errors import Unavailable
-from tracker.state.database import Database
+from tracker.state.database import Database, Given, Result
 
 FILE_NAME = "traces.sqlite"
 READ_MAX = 1 << 15
@@ -52,6 +52,10 @@ class TraceRecords:
     def close(self) -> None:
         """Disconnect."""
         self._database.close()
+
+    async def call(self, work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
+        """What `work`, one of these methods, returns; on the event loop (Database.call)."""
+        return await self._database.call(work, *given, **named)
 
     def read(self, since: float = 0.0) -> list[Row]:
         """The recordings that were stated from a time on, the newest READ_MAX of them."""

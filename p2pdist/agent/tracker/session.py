@@ -55,7 +55,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
-REQUEST_TIMEOUT_S = 30.0
+REQUEST_TIMEOUT_S, REQUEST_CONNECT_S = 30.0, 3.0
+"""For a small read, in which it may wait for one of the connections, and for a new one."""
+
 CONNECT_TIMEOUT_S = 5.0
 WELCOME_TIMEOUT_S, SEVERAL_WELCOME_TIMEOUT_S = 10.0, 6.0
 """How long a tracker may take to answer the request that opens a session, and then the hello; and
@@ -349,14 +351,14 @@ class TrackerSession:
         raises what a problem document says."""
         if self._http is None or not self._url:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
-        headers, timeout = headers | passed_on(), aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=REQUEST_CONNECT_S)
         try:
             async with self._http.request(
                 "GET" if body is None else "POST",
                 self._url + path,
                 data=body,
                 params=query,
-                headers=headers,
+                headers=headers | passed_on(),
                 timeout=timeout,
                 ssl=self._context,
                 server_hostname=self._tracker_name,

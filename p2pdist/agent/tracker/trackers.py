@@ -238,6 +238,8 @@ class Trackers:
         """End the session with a tracker that is not the home."""
         link = self._links.pop(tracker)
         self._refused.pop(tracker, None)
+        if self._shares.pop(tracker, None) is not None and self._shares and self._side is not None:
+            self._side.on_message(OriginShare(sum(self._shares.values())))
         link.late.cancel()
         link.task.cancel()
         self._closing.add(link.task)

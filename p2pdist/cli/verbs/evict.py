@@ -76,6 +76,13 @@ def _failure(eviction: Eviction) -> P2PDistError | None:
     if eviction.silent or eviction.unanswered:
         silent = ", ".join([*eviction.unanswered, *eviction.silent_hosts][:LINES_MAX])
         return Unavailable(f"no answer from {silent}", remedy="Evict it again when they answer")
+    if eviction.absent_hosts:
+        named = ", ".join(eviction.absent_hosts[:LINES_MAX])
+        more = f" and {len(eviction.absent_hosts) - LINES_MAX} more" if len(eviction.absent_hosts) > LINES_MAX else ""
+        return Unavailable(
+            f"not connected: {named}{more}; {eviction.package} stays there",
+            remedy="p2pdist hosts lists those that are; evict it again when they are back",
+        )
     if eviction.stayed:
         first = eviction.stayed_hosts[0]
         what = f"{eviction.package} stays on {_hosts(eviction.stayed)}, such as {first.host}: {first.reason}"

@@ -7,7 +7,7 @@ import asyncio
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.services import tracker_client, tracker_named, tracker_option
+from p2pdist.cli.services import note_unanswered, tracker_client, tracker_named, tracker_option
 from p2pdist.model.fleet import HostDetail, HostStatus
 
 
@@ -122,7 +122,9 @@ def _state(host: HostStatus) -> str:
 
 async def _hosts(tracker: str) -> list[HostStatus]:
     async with tracker_client(tracker) as client:
-        return sorted(await client.hosts(), key=lambda host: host.host)
+        found = await client.hosts()
+        note_unanswered(client)
+        return sorted(found, key=lambda host: host.host)
 
 
 async def _host(tracker: str, name: str) -> HostDetail:

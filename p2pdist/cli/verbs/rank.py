@@ -106,7 +106,9 @@ async def _nobody(tracker: str, selector: str | None) -> str:
 
 
 async def _ask(tracker: str, request: RankRequest) -> list[Ranked] | Assignment:
-    from p2pdist.cli.services import tracker_client
+    from p2pdist.cli.services import note_unanswered, tracker_client
 
     async with tracker_client(tracker) as client:
-        return await (client.rank(request) if request.roles is None else client.assign(request))
+        ranked = await (client.rank(request) if request.roles is None else client.assign(request))
+        note_unanswered(client)
+        return ranked

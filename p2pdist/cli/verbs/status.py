@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.services import socket_option, tracker_client
+from p2pdist.cli.services import note_unanswered, socket_option, tracker_client
 from p2pdist.cli.tracker_access import token_option
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import LazyStatus, MountStatus
@@ -260,7 +260,9 @@ async def _ask(urls: str) -> dict[str, Any]:
     async with tracker_client(urls) as client:
         health = await client.ask("GET", "/readyz", fields=["policies"])
         rows = list[dict[str, Any]]
-        hosts, swarms = await client.send("GET", "/v1/hosts", rows), await client.send("GET", "/v1/swarms", rows)
+        hosts = await client.send("GET", "/v1/hosts", rows)
+        note_unanswered(client)
+        swarms = await client.send("GET", "/v1/swarms", rows)
         preseeds: list[dict[str, Any]] = []
         with suppress(NoTracker):  # a tracker that takes none
             preseeds = await client.send("GET", "/v1/preseeds", rows)

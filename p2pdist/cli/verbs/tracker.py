@@ -408,18 +408,27 @@ def _fleet(
 
 
 async def _join_cluster(
-    part: _ClusterPart | None, state: str, service: Service, access: AccessControl | None
+    part: _ClusterPart | None,
+    state: str,
+    service: Service,
+    access: AccessControl | None,
+    addresses: tuple[tuple[str, int] | None, ...] = (),
 ) -> Siblings | None:
     """The other trackers, once this one has a place among them; None where it is alone. Raises
-    Unavailable, and Conflict where they have another authority."""
+    Unavailable, and Conflict where they have another authority or one of its own `addresses` is
+    taken: a tracker that was started twice would take the place of the one that runs, and end."""
     import secrets
 
+    from p2pdist.cli.daemon import require_free
     from tracker.cluster.cluster import Cluster
     from tracker.cluster.membership import MembershipDatabase
     from tracker.cluster.siblings import Siblings
 
     if part is None:
         return None
+    for address, option in zip(addresses, ("--listen", "--probe-listen"), strict=False):
+        if address is not None:
+            await require_free(address, option)
 
     def authorities() -> list[str]:
         return [each.fingerprint for each in access.state.authorities] if access is not None else []
@@ -560,7 +569,7 @@ async def _serve(
     service.networks, service.listener = networks, (preseeds := PreseedService(service, database))
     service.traces, service.history = _traces(state), _history(state, part, fleet)
     await asyncio.gather(preseeds.load(), drains.load())
-    siblings = await _join_cluster(part, state, service, access)
+    siblings = await _join_cluster(part, state, service, access, addresses)
     app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings, drains=drains)
     runners = await _listen(addresses, app, access)
     clocks = [asyncio.create_task(part) for part in (service.run(), preseeds.run(), service.content.watch.run())]

@@ -49,6 +49,9 @@ requests begin to fail."""
 HOSTS_MAX = 20_000
 """Hosts whose failures and losses are counted."""
 
+MISSED_S = 10.0
+"""A host is lost within so long after it left its swarms, or has gone on since."""
+
 HELD_MAX = 10_000
 """Sites and packages that wait; what is beyond is reported for each of its swarms."""
 
@@ -110,8 +113,9 @@ class History:
     """By host, the latest last."""
     _flaps: OrderedDict[str, _Flaps] = field(default_factory=OrderedDict)
     """By host, the one that is counted for the longest time first."""
-    _missed: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    """By host that may be lost: a package of which it lacked something."""
+    _missed: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
+    """By host that may be lost: when it left a swarm, and a package of which it lacked something
+    then."""
     _held: dict[tuple[str, Digest], dict[Digest, None]] = field(default_factory=dict)
     """By site and package that wait: which swarms do."""
     _looked_at: float = float("-inf")
@@ -138,7 +142,7 @@ class History:
     def left(self, swarm: Swarm, host: str, reason: str, now: float) -> None:
         """A host is about to leave a swarm, for one of the reasons of Membership.leave."""
         if reason in ("absent", "dead") and not swarm.members[host].seed:
-            self._missed[host] = short_name(*self._package_of(swarm.blob))
+            self._missed[host] = now, short_name(*self._package_of(swarm.blob))
             if len(self._missed) > HOSTS_MAX:
                 self._missed.popitem(last=False)
         self.broadcasts.leave(swarm, host, _REASONS.get(reason, reason), now=now)
@@ -147,7 +151,8 @@ class History:
         """A host has ended without saying so."""
         where = f" at {host.address}" if host.address else ""
         why, ago_s = host.ended or "its session ended", now - (host.absent_since or now)
-        missed = self._missed.pop(host.name, "")
+        missed_at, missed = self._missed.pop(host.name, (now, ""))
+        missed = missed if now - missed_at < MISSED_S else ""
         text = f"lost {host.name}{where}{_place(host)}: {why}" + (f"; it did not get all of {missed}" if missed else "")
         event = Event("host-lost", text, "", "", host.name, host.zone, host.address, why, round(ago_s, 3))
         flaps = self._flaps.get(host.name)
@@ -293,9 +298,12 @@ class History:
         failures: Iterable[tuple[str, str]],
         began_s: float,
         notes: Iterable[str] = (),
+        *,
+        ordered_at: float = 0.0,
     ) -> None:
-        """A preseed has failed: so many of its hosts hold the package, and why some others do not,
-        as far as that is known. `notes` say what it waited for in vain."""
+        """A preseed, ordered at a time in seconds since the epoch, has failed: so many of its hosts
+        hold the package, and why some others do not, as far as that is known. `notes` say what it
+        waited for in vain."""
         package = package.removeprefix(SCHEME)
         named = [f"{host} ({_line(reason)})" for host, reason in failures]
         more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
@@ -303,7 +311,9 @@ class History:
         reason = "; ".join(filter(None, (f"{done} of {hosts} hosts hold it", lacking, *map(_line, notes))))
         text = f"preseed {identifier} of {short_name(package, '')} failed: {reason}"
         digest = package.partition("@")[2]
-        made = Event("preseed-failed", text, package, digest, reason=reason, key=f"preseed {identifier}")
+        made = Event(
+            "preseed-failed", text, package, digest, reason=reason, key=f"preseed {identifier} {ordered_at:.0f}"
+        )
         self._report(made, began_s=began_s)
 
     # -- settings

@@ -186,6 +186,19 @@ UNKNOWN_MAX = 10_000
 LEFT_MAX = 200_000
 
 
+def _check_room(live: int, kept: int, part: int = 1, whose: str = "", more: str = "") -> None:
+    """Raises Conflict where this `part` of all preseeds may not be one more."""
+    live_max, kept_max = LIVE_MAX // part, KEPT_MAX // part
+    if live < live_max and kept < kept_max:
+        return
+    # One that is cancelled is remembered all the same.
+    later = "Try again later: each is remembered for a day after its end. Order a package for many hosts at once"
+    raise Conflict(
+        f"{live} preseeds{whose} go on and {kept} are remembered; the limits are {live_max} and {kept_max}",
+        remedy=("Cancel some, or give them a --ttl" if live >= live_max else later) + more,
+    )
+
+
 @dataclass(slots=True)
 class Preseeds:
     """The core of preseeds: decides for all of them, and answers how far they are."""
@@ -261,19 +274,10 @@ class Preseeds:
         if owner or source:
             records = (preseed.record for preseed in self.by_id.values())
             own = [record.state not in ENDED for record in records if (record.owner, record.source) == (owner, source)]
-            if sum(own) >= LIVE_MAX // OWNER_PART or len(own) >= KEPT_MAX // OWNER_PART:
-                remedy = "Cancel some, or give them a --ttl"
-                raise Conflict(
-                    f"{sum(own)} preseeds of {owner or source} go on and {len(own)} are remembered; "
-                    f"the limits are {LIVE_MAX // OWNER_PART} and {KEPT_MAX // OWNER_PART}",
-                    remedy=remedy if owner else f"{remedy}; with --access each token has a share, not each address",
-                )
+            more = "" if owner else "; with --access each token has a share, not each address"
+            _check_room(sum(own), len(own), OWNER_PART, f" of {owner or source}", more)
         live = sum(preseed.record.state not in ENDED for preseed in self.by_id.values())
-        if live >= LIVE_MAX or len(self.by_id) >= KEPT_MAX:
-            raise Conflict(
-                f"{live} preseeds go on and {len(self.by_id)} are remembered; the limits are {LIVE_MAX} and {KEPT_MAX}",
-                remedy="Cancel some, or give them a --ttl",
-            )
+        _check_room(live, len(self.by_id))
 
     # -- events
 

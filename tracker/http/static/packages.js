@@ -207,6 +207,7 @@ export function evictButton(text, found, hosts, where, says) {
       const parts = [`${found.name} is gone from ${several(done.evicted, "one host", "hosts")}, ${bytes(done.bytes_freed)} freed`];
       if (done.stayed) parts.push(`it stays on ${several(done.stayed, "one host", "hosts")} (${done.stayed_hosts[0].host}: ${done.stayed_hosts[0].reason})`);
       if (done.silent) parts.push(`${several(done.silent, "one host has", "hosts have")} not answered`);
+      if (done.unanswered.length) parts.push(`no answer from the tracker ${done.unanswered.join(", ")}`);
       return `${parts.join("; ")}.`;
     }));
 }
