@@ -92,7 +92,7 @@ def read_objects(store: BlobStore, prefix: str, pace: Pace) -> Iterator[Checked]
         if not good:
             logger.error("the object %s is damaged and is removed", content.hex())
             store.integrity.damaged["object"] += 1
-            store.trees.drop_object(content)
+            store.trees.drop_objects({content})
         yield Checked("object", content.hex(), size, good)
 
 

@@ -84,7 +84,7 @@ def _objects(objects: Objects, trees: Trees) -> Iterator[Checked]:
             good = False
         if not good and content in objects:
             logger.error("the object %s is damaged and is removed", content.hex())
-            trees.drop_object(content)
+            trees.drop_objects({content})
         yield Checked("object", content.hex(), size, good)
 
 

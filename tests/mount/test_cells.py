@@ -113,5 +113,5 @@ def test_a_plain_image_has_all_contents_of_the_same_device(tmp_path: Path, arran
 
 
 def test_the_supervisor_looks_where_the_heads_are() -> None:
-    assert (CELLS.file_bytes, len(HEAD)) == (process.CELL_BYTES, process.HEAD_BYTES)
-    assert CELLS.head(3) == (3 * process.CELL_BYTES + process.HEAD_END - process.HEAD_BYTES, HEAD)
+    assert (CELLS.file_bytes, len(HEAD)) == (process.CELL_FILE_BYTES, process.HEAD_BYTES)
+    assert CELLS.head(3) == (3 * process.CELL_FILE_BYTES + process.HEAD_END - process.HEAD_BYTES, HEAD)

@@ -573,7 +573,7 @@ def test_an_object_that_was_made_anew_while_it_was_read_stays(
 
     def heal() -> None:
         if store.objects.path(content).read_bytes() != data:
-            store.trees.drop_object(content)
+            store.trees.drop_objects({content})
             pull(store, tree)
 
     def read_and_heal(path: Path) -> bytes:

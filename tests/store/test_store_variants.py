@@ -153,9 +153,9 @@ def test_those_of_a_damaged_object_go_with_it(store: BlobStore) -> None:
     pull(store, packed)
     kept = keep(store, packed)
     large = next(name for name, data in packed.contents.items() if len(data) == MIB)
-    store.trees.drop_object(large)
+    store.trees.drop_objects({large})
     assert all(path.exists() for path in kept)
-    store.trees.drop_object(variant_content(kept[0].name) or b"")
+    store.trees.drop_objects({variant_content(kept[0].name) or b""})
     assert not any(path.exists() for path in kept)
 
 

@@ -256,7 +256,7 @@ def test_a_content_that_vanished_is_missed(store: BlobStore) -> None:
     with store.trees.missing(second.root, second.catalogs) as missing:
         assert missing.contents == {content_hash(b"edited"): 6}
         assert store.trees.fill(missing).missing == 0
-        store.trees.drop_object(gone)
+        store.trees.drop_objects({gone})
         with pytest.raises(Conflict, match="1 contents are missing"):
             store.trees.finish(missing)
     with store.trees.missing(second.root, second.catalogs) as missing:
@@ -289,8 +289,8 @@ def test_chunk_lists_and_packs_of_known_catalogs_are_found(store: BlobStore) -> 
     first = publisher.pack({**small, b"big": data})
     second = publisher.pack({**small, b"big": data, b"more": b"more"})
     pull(store, first)
-    store.trees.drop_object(content_hash(data))
-    store.trees.drop_object(content_hash(small[b"n07"]))
+    store.trees.drop_objects({content_hash(data)})
+    store.trees.drop_objects({content_hash(small[b"n07"])})
     store.remove(first.packs[0])
     bring(store, second, second.small)
     with store.trees.missing(second.root, second.catalogs) as missing:

@@ -371,13 +371,13 @@ def test_pieces_that_reach_the_file_at_the_end_are_held(host: Host) -> None:
 def test_a_file_that_cannot_be_written_ends_the_transfer(host: Host) -> None:
     """The failure says which file; the hold on the blob ends."""
     found = sample(11, COUNT)
-    blob = host.blob(found)
-    blob.path.unlink()
-    blob.path.mkdir()
-    peer = host.peer(found.torrent, found.data)
-    _transfer, events = host.fetch(found, from_peers(peer))
-    closed = events.closed()
-    blob.path.rmdir()
+    blob, peer = host.blob(found), host.peer(found.torrent, found.data)
+    with blob.held():  # else it is begun anew
+        blob.path.unlink()
+        blob.path.mkdir()
+        _transfer, events = host.fetch(found, from_peers(peer))
+        closed = events.closed()
+        blob.path.rmdir()
     assert closed.reason == "failed"
     assert isinstance(closed.error, P2PDistError)
     assert str(blob.path) in closed.error.what

@@ -97,7 +97,7 @@ class PackageVersion(PackageFiles):
         except NotFound:  # evicted
             return None
         except FileNotFoundError:
-            store.trees.drop_object(content)
+            store.trees.drop_objects({content})
             return None
 
     async def chunks(self) -> Chunks:

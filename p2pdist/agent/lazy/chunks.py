@@ -162,7 +162,7 @@ class Chunks:
                 data = b""
             if content_hash(data) == chunk.chunk:
                 return data
-            self._store.trees.drop_object(content)
+            self._store.trees.drop_objects({content})
         return None
 
     async def _from_pack(self, chunk: DeviceChunk, reading: Reading | None) -> bytes:

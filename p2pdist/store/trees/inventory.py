@@ -242,7 +242,7 @@ class Trees:
             try:
                 return _extract(missing, self._objects, self._context)
             except DamagedObject as error:
-                self.drop_object(error.content)
+                self.drop_objects({error.content})
                 raise Damaged(
                     f"the object {error.content.hex()} in the store is damaged and was removed", remedy="Pull again"
                 ) from error
@@ -330,11 +330,6 @@ class Trees:
                 self.records.remove(root)
             self._shares = None
             self._objects.remove(contents - self._named(contents))
-
-    def drop_object(self, content: bytes) -> None:
-        """Remove an object that is not what its name says; trees that need it are no longer
-        complete."""
-        self.drop_objects({content})
 
     def drop_objects(self, contents: set[bytes]) -> None:
         """Remove objects that are not what their names say. Each tree is looked at once for all of
