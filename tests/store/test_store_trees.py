@@ -364,6 +364,19 @@ def test_a_tree_that_is_pinned_held_or_pulled_stays(store: BlobStore) -> None:
     store.trees.remove(packed.root)
 
 
+def test_the_end_of_a_hold_is_a_use(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noted as long as it is held: what a policy does not keep goes a time after its last use."""
+    packed = Publisher().pack({b"file": noise(1, 1000)})
+    pull(store, packed)
+    records, held = store.trees.records, []
+    use = records.use
+    monkeypatch.setattr(records, "use", lambda root: (held.append(root in store.trees.holds), use(root))[1])
+    store.trees.hold(packed.root)
+    store.trees.release(packed.root)
+    assert held == [True, True]
+    assert packed.root not in store.trees.holds
+
+
 def test_a_tree_that_is_held_while_room_is_made_stays_whole(tmp_path: Path, open_store: OpenStore) -> None:
     """A view that begins once it was decided what goes keeps its tree, and with it the catalogs."""
     tree = Publisher().pack({b"file": noise(1, 1000)})

@@ -299,8 +299,8 @@ class Trees:
 
     def release(self, root: Digest) -> None:
         """End one hold. Waits for no disk."""
+        self.records.use(root)  # first: else it could seem unused since hold() for a moment
         self.holds.remove(root)
-        self.records.use(root)
 
     @contextmanager
     def held(self, root: Digest) -> Iterator[None]:
