@@ -213,11 +213,12 @@ class Reserve:
         with suppress(OSError):
             size = self._size()
             # Of what a store leaves free, or it would have none beside a full store.
-            if free_bytes(self._path.parent) < 4 * size or self._path.exists():
+            if free_bytes(self._path.parent) < 4 * size:
                 return
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                if not in_memory(fd):
+                # Less where it was copied sparsely, or the process that made it was killed.
+                if os.fstat(fd).st_blocks * 512 < size and not in_memory(fd):
                     reserve(fd, size)
             finally:
                 if not os.fstat(fd).st_size:

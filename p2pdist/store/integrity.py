@@ -198,6 +198,8 @@ class Integrity:
                 self._changed.discard(content)  # a change from now on counts anew
             if not self._is_object(content, changed=changed):
                 wrong.append(content)
+        # Others may have dropped some since they were read, and a pull may have made them anew.
+        wrong = [content for content in wrong if not self._is_object(content, changed=True)]
         if wrong:
             try:
                 self._trees.drop_objects(set(wrong))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import stat
@@ -243,6 +244,22 @@ def test_what_is_no_whole_image_is_known(store: Store, tmp_path: Path) -> None:
     data = image.read_bytes()
     for damaged in (b"", data[:1000], data[:-1], data + b"x", bytes(len(data)), b"x" * len(data)):
         image.write_bytes(damaged)
+        assert not is_image(image)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.EACCES])
+def test_what_the_disk_has_lost_is_no_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int) -> None:
+    """By whatever number its file system says so. What else cannot be read may be one."""
+    image = tmp_path / "image"
+
+    def lost(path: Path, mode: str) -> BinaryIO:
+        raise OSError(code, os.strerror(code), path)
+
+    monkeypatch.setattr(Path, "open", lost)
+    if code == errno.EACCES:
+        with pytest.raises(PermissionError):
+            is_image(image)
+    else:
         assert not is_image(image)
 
 

@@ -96,6 +96,7 @@ def test_what_hangs_keeps_nobody_from_what_needs_no_disk(disk: Disk, hanging: st
     assert ends(blob.fileno)
     assert ends(blob.release)
     assert ends(lambda: store.get(found.digest))
+    assert ends(lambda: store.begin(found.digest, found.pieces))
     assert ends(store.usage)
     assert worker.is_alive()
     disk.thaw()

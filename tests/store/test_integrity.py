@@ -17,6 +17,8 @@ from p2pdist.model.errors import DiskFull, P2PDistError
 from p2pdist.model.tree import content_hash
 from p2pdist.mount.erofs.writer import is_image, write_image
 from p2pdist.mount.layers import make_image
+from p2pdist.store import integrity as integrity_module
+from p2pdist.store.objects.recovery import file_hash
 from p2pdist.store.scrub import read_objects
 from p2pdist.store.store import BlobStore
 
@@ -135,6 +137,34 @@ def test_objects_that_were_lost_together_are_dropped_together(
     assert not store.trees.complete(first.root) and not store.trees.complete(second.root)
     pull(store, second)
     check(store, second)
+
+
+def test_an_object_that_was_made_anew_while_others_were_looked_at_stays(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading many takes long. p2pdist verify has dropped the first one by then, and a pull has it
+    again."""
+    store, packed = open_store(tmp_path), Publisher().pack(FILES)
+    pull(store, packed)
+    assert store.integrity.look([packed.root]) == []
+    for content in packed.contents:
+        turn(store.objects.path(content))
+    read: list[bytes] = []
+
+    def read_and_heal(path: Path) -> bytes:
+        found = file_hash(path)
+        read.append(bytes.fromhex(path.parent.name + path.name))
+        if len(read) == len(packed.contents):
+            store.trees.drop_object(read[0])
+            pull(store, packed)
+        return found
+
+    monkeypatch.setattr(integrity_module, "file_hash", read_and_heal)
+    dropped = store.integrity.look([packed.root])
+    assert sorted(dropped) == sorted(content.hex() for content in packed.contents if content != read[0])
+    assert read[0] in store.objects
+    pull(store, packed)
+    check(store, packed)
 
 
 @pytest.mark.root

@@ -269,6 +269,18 @@ def test_the_room_of_the_index_comes_again_beside_a_full_store(mount: Mount) -> 
     assert reserve.stat().st_blocks
 
 
+@pytest.mark.parametrize("size", [0, 1 << 20])
+def test_a_file_that_keeps_no_room_for_the_index_gets_it(mount: Mount, size: int) -> None:
+    """As of an agent that was killed while it made the file, or of a store that was copied."""
+    root = mount("ext4", 128 << 20)
+    BlobStore(root / "store").close()
+    reserve = root / "store/reserve"
+    for length in (0, size):
+        os.truncate(reserve, length)
+    BlobStore(root / "store").close()
+    assert reserve.stat().st_blocks * 512 >= 1 << 20
+
+
 def test_no_memory_is_kept_for_the_index(mount: Mount) -> None:
     store = BlobStore(mount("tmpfs", 128 << 20))
     assert not (store.root / "reserve").exists()

@@ -311,7 +311,7 @@ def test_blobs_that_a_tree_needs_must_be_here(store: BlobStore) -> None:
     bring(store, packed, [packed.root])
     with pytest.raises(NotFound, match=packed.catalogs[0]):
         store.trees.missing(packed.root, packed.catalogs)
-    for ask in (store.trees.entries, store.trees.hold, store.trees.touch, store.trees.remove):
+    for ask in (store.trees.entries, store.trees.hold, store.trees.remove):
         with pytest.raises(NotFound):
             ask(packed.root)
 
@@ -362,6 +362,19 @@ def test_a_tree_that_is_pinned_held_or_pulled_stays(store: BlobStore) -> None:
     with store.trees.missing(packed.root, packed.catalogs), pytest.raises(Conflict, match="in use"):
         store.trees.remove(packed.root)
     store.trees.remove(packed.root)
+
+
+def test_the_end_of_a_hold_is_a_use(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noted as long as it is held: what a policy does not keep goes a time after its last use."""
+    packed = Publisher().pack({b"file": noise(1, 1000)})
+    pull(store, packed)
+    records, held = store.trees.records, []
+    use = records.use
+    monkeypatch.setattr(records, "use", lambda root: (held.append(root in store.trees.holds), use(root))[1])
+    store.trees.hold(packed.root)
+    store.trees.release(packed.root)
+    assert held == [True, True]
+    assert packed.root not in store.trees.holds
 
 
 def test_a_tree_that_is_held_while_room_is_made_stays_whole(tmp_path: Path, open_store: OpenStore) -> None:
@@ -504,7 +517,7 @@ def test_packs_go_before_what_shows_something_and_trees_by_use(tmp_path: Path, o
     trees = [Publisher().pack({b"f": noise(seed, MIB), b"same": noise(9, 2 * MIB)}) for seed in range(2)]
     for packed in trees:
         pull(store, packed)
-    store.trees.touch(trees[0].root)
+    store.trees.records.use(trees[0].root)
     packs = [packed.packs[0] for packed in trees]
     free = 11 * MIB - store.usage().bytes_total
     assert store.make_room(free + 1) == packs[:1]
@@ -531,7 +544,7 @@ def test_the_use_of_a_tree_alone_is_written_down(tmp_path: Path, open_store: Ope
     with contextlib.closing(sqlite3.connect(tmp_path / "index.sqlite")) as index, index:
         index.execute("UPDATE trees SET last_used = 1.0")
     before = time.time()
-    store.trees.touch(trees[0].root)
+    store.trees.records.use(trees[0].root)
     store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "index.sqlite")) as index:
         used = dict(index.execute("SELECT root, last_used FROM trees").fetchall())

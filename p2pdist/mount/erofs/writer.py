@@ -90,8 +90,8 @@ _SECOND_NS = 10**9
 ContentName = Callable[[bytes], bytes]
 """Says where a content lies below the directory of contents."""
 
-_DAMAGED = {errno.EIO, errno.EUCLEAN}
-"""What mount(2) answers when the image, not the caller or the kernel, is at fault."""
+_DAMAGED = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}
+"""What mount(2) and read(2) answer when the image, not the caller or the kernel, is at fault."""
 
 
 def object_name(content: bytes) -> bytes:

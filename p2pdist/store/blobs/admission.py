@@ -171,5 +171,7 @@ class Admission:
 def _has_lost_files(blob: Blob) -> bool:
     """Whether files of a partial blob that nothing uses were removed; one that is used is looked at
     when it is begun the next time."""
+    if blob.complete or blob.in_use:  # and a disk that hangs may keep the lock
+        return False
     with blob.files.disk, failures(blob.path):
         return not (blob.complete or blob.in_use or blob.files.stand(blob.have))

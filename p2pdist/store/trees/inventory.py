@@ -179,11 +179,6 @@ class Trees:
             taken, contents = self._objects.taken, self.records.contents(self.records.get(root).root)
             return self.variants.keep(root, most, sum(taken.get(content, 0) for content in contents))
 
-    def touch(self, root: Digest) -> None:
-        """Note that the tree was used now. Raises NotFound."""
-        with self._lock:
-            self.records.use(self.records.get(root).root)
-
     # -- pulling a tree
 
     def missing(self, root: Digest, catalogs: Sequence[Digest], packs: Sequence[Digest] | None = None) -> Missing:
@@ -299,8 +294,8 @@ class Trees:
 
     def release(self, root: Digest) -> None:
         """End one hold. Waits for no disk."""
+        self.records.use(root)  # first: else it could seem unused since hold() for a moment
         self.holds.remove(root)
-        self.records.use(root)
 
     @contextmanager
     def held(self, root: Digest) -> Iterator[None]:
