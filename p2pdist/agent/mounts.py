@@ -293,9 +293,9 @@ class Show(Protocol):
     ) -> MountedView: ...
 
 
-_paths = ThreadPoolExecutor(4, thread_name_prefix="mount-paths")
+_paths = ThreadPoolExecutor(32, thread_name_prefix="mount-paths")
 """Looks at paths that users name. They may be on file systems that hang, and what else is done in
-threads is not to wait behind them."""
+threads is not to wait behind them, nor is a view of which no user names the path."""
 
 
 async def _look(look: Callable[..., Value], *arguments: Any) -> Value:
@@ -348,6 +348,7 @@ class Mounts:
         work_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         make_directory(self.work, 0o700)  # mount points of layers among them
         make_directory(self._views, 0o711)
+        self._views = self._views.resolve()
         self._entries: dict[str, _Entry] = {}
         """By path, or "images/<id>"."""
         self._reserved: set[str] = set()
@@ -433,7 +434,7 @@ class Mounts:
             raise UsageError("a package with tree layers cannot be shown in a user namespace", remedy="Leave out --how")
         if request.path and not caller.trusted:
             return await self.finish(self._mount_for(caller, request.path, status, show, hold, roots))
-        target = await _look(self._target, request.path, caller.uid)
+        target = await (_look if request.path else asyncio.to_thread)(self._target, request.path, caller.uid)
         self._reserve(target)
         return await self.finish(self._mount(str(target), status, show, hold, uid=caller.uid))
 
@@ -476,7 +477,8 @@ class Mounts:
         """Unmount a view; returns its last status. Raises NotFound, Refused for a view of another
         user, or Conflict when it is in use or the caller sees something else at `path`, unless
         `force`."""
-        key = path if path.startswith(IMAGES_PREFIX) else str(await _without_links(_absolute(path), caller))
+        ours = path in self._entries and path.startswith(f"{self._views}/")
+        key = path if ours or path.startswith(IMAGES_PREFIX) else str(await _without_links(_absolute(path), caller))
         entry = self._entries.get(key)
         if caller is not None and entry is not None and entry.uid != caller.uid:
             caller.require_trusted(f"unmount {key}, which is shown for another user")
@@ -567,7 +569,7 @@ class Mounts:
 
     def _target(self, path: str, uid: int) -> Path:
         if not path:
-            return private_directory(self._views.resolve(), uid) / secrets.token_hex(8)
+            return private_directory(self._views, uid) / secrets.token_hex(8)
         return Path(os.path.realpath(_absolute(path)))
 
     async def _mount(

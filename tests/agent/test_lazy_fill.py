@@ -476,15 +476,17 @@ async def test_a_view_that_is_being_unmounted_gets_no_other_supervisor(
 
 async def test_a_view_out_of_sight_counts_until_nothing_serves_it(tmp_path: Path) -> None:
     lazy = LazyViews(Absent, Absent, Absent, Absent, Traces(Absent), tmp_path, LazySettings())
-    view = whole_view(tmp_path)
+    view, released = whole_view(tmp_path), asyncio.Event()
+    view.images._holds.callback(released.set)
     directory = tmp_path / "view"
     directory.mkdir()
     lazy._serve("/v", view, directory)
     await lazy.unmounted("/v", in_use=True)
-    assert len(lazy.all()) == 1 and lazy.status("/v") is None
+    assert len(lazy.all()) == 1 and lazy.status("/v") is None and not released.is_set()
     directory.rmdir()
     while lazy.all():
         await asyncio.sleep(0.01)
+    assert released.is_set()  # its images may be evicted
     await lazy.close()
 
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -390,7 +391,26 @@ async def test_paths_that_users_name_are_looked_at_in_threads(
     monkeypatch.setattr(os.path, "realpath", watched(os.path.realpath))
     monkeypatch.setattr(agent_mounts, "seen", watched(agent_mounts.seen))
     mounts = Mounts(tmp_path / "mounts")
+    (tmp_path / "link").symlink_to(tmp_path)
     looked.clear()
     status = await shown(mounts, images, claims, tmp_path / "view", how="unpack")
-    await mounts.unmount(status.path, caller_sees=(status.device, status.inode))
+    await mounts.unmount(str(tmp_path / "link/view"), caller_sees=(status.device, status.inode))
     assert len(looked) >= 4 and threading.main_thread() not in looked
+
+
+async def test_views_without_a_path_wait_for_no_path_of_others(
+    tmp_path: Path, images: list[Path], claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try at one that hangs keeps a thread until the file system answers."""
+    answers = threading.Event()
+    with ThreadPoolExecutor(1) as paths:
+        paths.submit(answers.wait)
+        monkeypatch.setattr(agent_mounts, "_paths", paths)
+        mounts = Mounts(tmp_path / "mounts")
+        try:
+            async with asyncio.timeout(60):
+                status = await shown(mounts, images, claims, how="unpack")
+                await mounts.unmount(status.path)
+        finally:
+            answers.set()
+    assert claims.count == 0

@@ -806,6 +806,7 @@ class LazyViews:
         if in_use and not view.whole:
             name = f"{path} (out of sight {id(view):x})"
             self._views[name], going = view, asyncio.create_task(_gone(view))
+            going.add_done_callback(lambda _: view.images.close())
             going.add_done_callback(lambda _: self._views.pop(name, None))
             view._tasks.add(going)
         else:
