@@ -463,6 +463,30 @@ async def test_a_registry_that_takes_no_chunk_is_left_after_some_tries(
     assert chunks == 4
 
 
+async def test_a_registry_that_loses_what_it_took_is_left_after_some_tries(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the first chunk each time, and ends at the second."""
+    monkeypatch.setattr("p2pdist.origin.registry.origin.CHUNK_BYTES", 5000)
+    monkeypatch.setattr("p2pdist.origin.registry.upload.CHUNK_PAUSE_S", 0.01)
+    starts: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        place = {"Location": "/v2/team/packages/blobs/uploads/1"}
+        if request.method == "PATCH":
+            starts.append(request.headers["Content-Range"].partition("-")[0])
+            if len(starts) > 20:
+                return web.Response(status=400, text="for ever")
+            return web.Response(status=202 if starts[-1] == "0" else 502, headers=place)
+        return web.Response(status=202 if request.method == "POST" else 404, headers=place)
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    with pytest.raises(Unavailable, match="502"):
+        await (await odd(handler)).write_blob(DIGEST, path)
+    assert starts == ["0", "5000"] * 4
+
+
 @pytest.mark.parametrize("there", [True, False])
 async def test_an_upload_whose_last_answer_was_lost_has_ended(odd: Any, tmp_path: Path, there: bool) -> None:
     """A proxy gave up on a registry that took its time, and the registry knows the upload no

@@ -50,7 +50,9 @@ class Upload:
         while at < size:
             chunk = await read(at)
             try:
-                upload, at, tries = await self.send(upload, at, chunk), at + len(chunk), 0
+                upload, at = await self.send(upload, at, chunk), at + len(chunk)
+                if at > told:  # a registry that loses what it took gets nowhere
+                    tries = 0
             except Unavailable as error:
                 tries += 1
                 pause_s = max(CHUNK_PAUSE_S * 2 ** (tries - 1), error.details.get("retry_after", 0.0))
