@@ -487,6 +487,36 @@ async def test_a_registry_that_loses_what_it_took_is_left_after_some_tries(
     assert starts == ["0", "5000"] * 4
 
 
+async def test_an_upload_goes_on_where_the_registry_was_still_taking_a_chunk(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy gave up, and the registry says at first that it has nothing of the chunk."""
+    monkeypatch.setattr("p2pdist.origin.registry.origin.CHUNK_BYTES", 5000)
+    monkeypatch.setattr("p2pdist.origin.registry.upload.CHUNK_PAUSE_S", 0.01)
+    taken, said, seen = bytearray(), [4999, 9999], list[int]()
+
+    async def handler(request: web.Request) -> web.Response:
+        place = {"Location": "/v2/team/packages/blobs/uploads/1"}
+        match request.method:
+            case "POST":
+                return web.Response(status=202, headers=place)
+            case "GET":
+                return web.Response(status=204, headers={**place, "Range": f"0-{said.pop(0)}"})
+            case "PATCH":
+                if int(request.headers["Content-Range"].partition("-")[0]) != len(taken):
+                    return web.Response(status=416)
+                taken.extend(await request.read())
+                return web.Response(status=504 if len(taken) == 10_000 else 202, headers=place)
+            case "PUT":
+                return web.Response(status=201 if taken == BLOB else 400)
+        return web.Response(status=404)
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    assert await (await odd(handler)).write_blob(DIGEST, path, on_bytes=seen.append) == sum(seen) == len(BLOB)
+    assert not said
+
+
 @pytest.mark.parametrize("there", [True, False])
 async def test_an_upload_whose_last_answer_was_lost_has_ended(odd: Any, tmp_path: Path, there: bool) -> None:
     """A proxy gave up on a registry that took its time, and the registry knows the upload no

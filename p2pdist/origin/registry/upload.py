@@ -91,7 +91,8 @@ class Upload:
         raise AssertionError("the last source is none")
 
     async def send(self, upload: URL, start: int, data: bytes) -> URL:
-        """Send bytes from `start`; returns where the next ones go."""
+        """Send bytes from `start`; returns where the next ones go. Raises Unavailable where the
+        registry has others of the upload: it may still have been taking some when it was asked."""
         headers = {
             "Content-Type": "application/octet-stream",
             "Content-Range": f"{start}-{start + len(data) - 1}",
@@ -103,9 +104,11 @@ class Upload:
             self.names.scope("pull,push"),
             headers=headers,
             data=data,
-            expect=frozenset({202}),
+            expect=frozenset({202, 416}),
             retry=False,
         ) as response:
+            if response.status == 416:
+                raise Unavailable(f"{self.client.url} takes no bytes of an upload from {start} on", remedy="Try again")
             return self.names.location(response.headers.get("Location", ""))
 
     async def resume(self, upload: URL, digest: Digest, sent: int) -> tuple[URL | None, int]:
