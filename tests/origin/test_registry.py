@@ -517,6 +517,29 @@ async def test_an_upload_goes_on_where_the_registry_was_still_taking_a_chunk(
     assert not said
 
 
+async def test_bytes_that_another_repository_gives_in_the_end_count_as_sent(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upload breaks off, is not known any more, and the blob is mounted when it begins anew."""
+    monkeypatch.setattr("p2pdist.origin.registry.origin.CHUNK_BYTES", 5000)
+    monkeypatch.setattr("p2pdist.origin.registry.upload.CHUNK_PAUSE_S", 0.01)
+    begun, seen = Counter[str](), list[int]()
+
+    async def handler(request: web.Request) -> web.Response:
+        begun[request.method] += 1
+        place = {"Location": "/v2/team/packages/blobs/uploads/1"}
+        match request.method:
+            case "POST":
+                return web.Response(status=202 if begun["POST"] == 1 else 201, headers=place)
+            case "PATCH":
+                return web.Response(status=202 if begun["PATCH"] == 1 else 503, headers=place)
+        return web.Response(status=404)
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    assert await (await odd(handler)).write_blob(DIGEST, path, on_bytes=seen.append) == sum(seen) == len(BLOB)
+
+
 @pytest.mark.parametrize("there", [True, False])
 async def test_an_upload_whose_last_answer_was_lost_has_ended(odd: Any, tmp_path: Path, there: bool) -> None:
     """A proxy gave up on a registry that took its time, and the registry knows the upload no

@@ -60,8 +60,9 @@ class Upload:
                     raise
                 await asyncio.sleep(pause_s)
                 resumed, at = await self.resume(upload, digest, at + len(chunk))
-                if resumed is None:
-                    return True  # the registry has it by now
+                if resumed is None:  # the registry has it by now
+                    on_bytes(size - told)
+                    return True
                 upload = resumed
             on_bytes(max(0, at - told))
             told = max(at, told)
