@@ -3,9 +3,9 @@
 Theory. A handler that returns such an answer has ended before a byte of it is read, so no limit of
 requests counts it, and a client that reads nothing keeps it for ever. Here the request lasts until
 the kernel has all but the last of the body. Answers that wait for their clients take BYTES_MAX in
-all, then further ones are refused; a client that does not take its own in SECONDS_MAX is left.
-Where clients of a network ask, an address takes a part of BYTES_MAX, so that one that reads nothing
-does not keep the others from what they need.
+all, then further ones are refused; a client that does not take its own in SECONDS_MAX, and the time
+that this takes at BYTES_S_MIN, is left. Where clients of a network ask, an address takes a part of
+BYTES_MAX, so that one that reads nothing does not keep the others from what they need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from p2pdist.transfer.connections import address_key, in_use
 
 LARGE_BYTES = 128 << 10
 BYTES_MAX = 256 << 20
-SECONDS_MAX = 60.0
+SECONDS_MAX, BYTES_S_MIN = 60.0, 256 << 10
 ADDRESS_PART = 4
 """An address takes one of so many parts of BYTES_MAX."""
 
@@ -52,13 +52,14 @@ def large_answers(*, by_address: bool = False) -> Middleware:
                 retry_after=1,
             )
         waiting[address] += size
+        seconds = SECONDS_MAX + size / BYTES_S_MIN
         try:
             with in_use(request):
-                async with asyncio.timeout(SECONDS_MAX):
+                async with asyncio.timeout(seconds):
                     await response.prepare(request)
                     await response.write_eof()
         except TimeoutError:
-            logger.info("%s has not read %d bytes in %.0f s, and is left", request.remote, size, SECONDS_MAX)
+            logger.info("%s has not read %d bytes in %.0f s, and is left", request.remote, size, seconds)
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:

@@ -420,6 +420,20 @@ async def test_clients_of_the_network_that_read_no_documents_take_a_share_of_mem
                 await asyncio.sleep(0.05)
 
 
+async def test_a_client_behind_a_slow_link_has_the_time_that_a_document_takes(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "SECONDS_MAX", 0.0)
+    monkeypatch.setattr(documents, "BYTES_S_MIN", 1 << 10)
+    digest = digest_of(data := os.urandom(16 << 20))
+    await asyncio.to_thread(rig.agent.store.put_document, data)
+    async with AsyncExitStack() as stack:
+        port = await serve(stack, make_apps(rig.agent)[0])
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        async with http.get(f"/v1/blobs/{digest}") as answer:
+            assert await answer.read() == data
+
+
 async def test_an_object_that_is_a_blob_has_a_time_as_all_objects_do(rig: Rig) -> None:
     """The AWS command line and minio-go copy no object whose head has none."""
     digest = await rig.publish(rig.data)
