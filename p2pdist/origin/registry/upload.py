@@ -127,7 +127,8 @@ class Upload:
 
     async def end(self, upload: URL, digest: Digest) -> None:
         """All bytes are sent; the registry verifies them, which may take longer than the client or
-        a proxy waits: an upload that it does not know any more may have ended."""
+        a proxy waits: an upload that it does not know any more, or does not answer for, may have
+        ended."""
         headers = {"Content-Length": "0"}
         try:
             async with self.client.request(
@@ -139,7 +140,7 @@ class Upload:
                 expect=frozenset({201}),
             ):
                 pass
-        except NotFound:
+        except (NotFound, Unavailable):
             if not await self._has(digest):
                 raise
 
