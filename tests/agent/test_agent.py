@@ -382,10 +382,12 @@ async def test_a_wrong_setting_is_found_before_the_store_is_opened(tmp_path: Pat
 async def test_clients_of_the_network_that_read_no_documents_take_a_share_of_memory(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A document is whole in memory once for each client that has yet to read it."""
-    size, silent = 6 << 20, []
+    """A document is whole in memory once for each client that has yet to read it, and the clients
+    of one address leave most of that to the others."""
+    size, silent = 16 << 20, list[asyncio.StreamWriter]()
     digest = digest_of(data := os.urandom(size))
     monkeypatch.setattr(documents, "BYTES_MAX", 3 * size)
+    monkeypatch.setattr(documents, "ADDRESS_PART", 2)
     monkeypatch.setattr(documents, "SECONDS_MAX", 3600.0)
     await asyncio.to_thread(rig.agent.store.put_document, data)
     async with AsyncExitStack() as stack:
@@ -398,16 +400,39 @@ async def test_clients_of_the_network_that_read_no_documents_take_a_share_of_mem
                 assert answer.status == 503 or await answer.read() == data
                 return answer.status
 
+        async def begun(host: str) -> bool:
+            """Whether a client at an address that reads nothing has the head of the document."""
+            opened = asyncio.open_connection("127.0.0.1", port, limit=1 << 12, local_addr=(host, 0))
+            reader, writer = await opened
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            silent.append(writer)
+            return b" 200 " in await reader.readline()
+
         async with asyncio.timeout(60):
-            while await status() == 200:
-                assert len(silent) < 10, "no client is refused"
-                _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 12)
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-                silent.append(writer)
+            for number in range(2, 5):
+                assert await status() == 200, "others have taken all"
+                while not await begun(f"127.0.0.{number}"):
+                    await asyncio.sleep(0.05)  # the last answer is about to end
+                assert not await begun(f"127.0.0.{number}"), "an address takes its share"
+            assert await status() == 503, "all of them take no more than all"
             for writer in silent:
                 writer.transport.abort()
             while await status() != 200:
                 await asyncio.sleep(0.05)
+
+
+async def test_a_client_behind_a_slow_link_has_the_time_that_a_document_takes(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "SECONDS_MAX", 0.0)
+    monkeypatch.setattr(documents, "BYTES_S_MIN", 1 << 10)
+    digest = digest_of(data := os.urandom(16 << 20))
+    await asyncio.to_thread(rig.agent.store.put_document, data)
+    async with AsyncExitStack() as stack:
+        port = await serve(stack, make_apps(rig.agent)[0])
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        async with http.get(f"/v1/blobs/{digest}") as answer:
+            assert await answer.read() == data
 
 
 async def test_an_object_that_is_a_blob_has_a_time_as_all_objects_do(rig: Rig) -> None:

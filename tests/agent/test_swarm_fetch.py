@@ -240,7 +240,7 @@ async def test_a_pull_that_ends_waits_for_its_transfer(make: Callable[[str], Rig
 
 
 async def test_a_peer_that_cannot_be_taken_for_want_of_descriptors_is_taken_later(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing else listens at the port before BitTorrent runs."""
     monkeypatch.setattr(service, "ACCEPT_PAUSE_S", 0.05)
@@ -266,3 +266,4 @@ async def test_a_peer_that_cannot_be_taken_for_want_of_descriptors_is_taken_late
         async with asyncio.timeout(30):
             await started.wait()
     await listener.stop()
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "it is said once"

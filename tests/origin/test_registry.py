@@ -463,10 +463,91 @@ async def test_a_registry_that_takes_no_chunk_is_left_after_some_tries(
     assert chunks == 4
 
 
+async def test_a_registry_that_loses_what_it_took_is_left_after_some_tries(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the first chunk each time, and ends at the second."""
+    monkeypatch.setattr("p2pdist.origin.registry.origin.CHUNK_BYTES", 5000)
+    monkeypatch.setattr("p2pdist.origin.registry.upload.CHUNK_PAUSE_S", 0.01)
+    starts: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        place = {"Location": "/v2/team/packages/blobs/uploads/1"}
+        if request.method == "PATCH":
+            starts.append(request.headers["Content-Range"].partition("-")[0])
+            if len(starts) > 20:
+                return web.Response(status=400, text="for ever")
+            return web.Response(status=202 if starts[-1] == "0" else 502, headers=place)
+        return web.Response(status=202 if request.method == "POST" else 404, headers=place)
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    with pytest.raises(Unavailable, match="502"):
+        await (await odd(handler)).write_blob(DIGEST, path)
+    assert starts == ["0", "5000"] * 4
+
+
+async def test_an_upload_goes_on_where_the_registry_was_still_taking_a_chunk(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy gave up, and the registry says at first that it has nothing of the chunk."""
+    monkeypatch.setattr("p2pdist.origin.registry.origin.CHUNK_BYTES", 5000)
+    monkeypatch.setattr("p2pdist.origin.registry.upload.CHUNK_PAUSE_S", 0.01)
+    taken, said, seen = bytearray(), [4999, 9999], list[int]()
+
+    async def handler(request: web.Request) -> web.Response:
+        place = {"Location": "/v2/team/packages/blobs/uploads/1"}
+        match request.method:
+            case "POST":
+                return web.Response(status=202, headers=place)
+            case "GET":
+                return web.Response(status=204, headers={**place, "Range": f"0-{said.pop(0)}"})
+            case "PATCH":
+                if int(request.headers["Content-Range"].partition("-")[0]) != len(taken):
+                    return web.Response(status=416)
+                taken.extend(await request.read())
+                return web.Response(status=504 if len(taken) == 10_000 else 202, headers=place)
+            case "PUT":
+                return web.Response(status=201 if taken == BLOB else 400)
+        return web.Response(status=404)
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    assert await (await odd(handler)).write_blob(DIGEST, path, on_bytes=seen.append) == sum(seen) == len(BLOB)
+    assert not said
+
+
+async def test_bytes_that_another_repository_gives_in_the_end_count_as_sent(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upload breaks off, is not known any more, and the blob is mounted when it begins anew."""
+    monkeypatch.setattr("p2pdist.origin.registry.origin.CHUNK_BYTES", 5000)
+    monkeypatch.setattr("p2pdist.origin.registry.upload.CHUNK_PAUSE_S", 0.01)
+    begun, seen = Counter[str](), list[int]()
+
+    async def handler(request: web.Request) -> web.Response:
+        begun[request.method] += 1
+        place = {"Location": "/v2/team/packages/blobs/uploads/1"}
+        match request.method:
+            case "POST":
+                return web.Response(status=202 if begun["POST"] == 1 else 201, headers=place)
+            case "PATCH":
+                return web.Response(status=202 if begun["PATCH"] == 1 else 503, headers=place)
+        return web.Response(status=404)
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    assert await (await odd(handler)).write_blob(DIGEST, path, on_bytes=seen.append) == sum(seen) == len(BLOB)
+
+
 @pytest.mark.parametrize("there", [True, False])
-async def test_an_upload_whose_last_answer_was_lost_has_ended(odd: Any, tmp_path: Path, there: bool) -> None:
-    """A proxy gave up on a registry that took its time, and the registry knows the upload no
-    more."""
+@pytest.mark.parametrize("again", [404, 504])
+async def test_an_upload_whose_last_answer_was_lost_has_ended(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: int, there: bool
+) -> None:
+    """A proxy gave up on a registry that took its time, and the registry knows the upload no more,
+    or the proxy gives up each time."""
+    monkeypatch.setattr("p2pdist.origin.registry.client._pause_s", lambda response, tries: 0.01)
     ends = 0
 
     async def handler(request: web.Request) -> web.Response:
@@ -477,7 +558,7 @@ async def test_an_upload_whose_last_answer_was_lost_has_ended(odd: Any, tmp_path
                 return web.Response(status=202, headers=place)
             case "PUT":
                 ends += 1
-                return web.Response(status=504 if ends == 1 else 404)
+                return web.Response(status=504 if ends == 1 else again)
         return web.Response(status=200 if there and ends else 404, body=BLOB)
 
     path = tmp_path / "file"
@@ -486,9 +567,9 @@ async def test_an_upload_whose_last_answer_was_lost_has_ended(odd: Any, tmp_path
     if there:
         assert await origin.write_blob(DIGEST, path) == len(BLOB)
     else:
-        with pytest.raises(NotFound):
+        with pytest.raises((NotFound, Unavailable), match=f"{again}"):
             await origin.write_blob(DIGEST, path)
-    assert ends == 2
+    assert ends == (2 if again == 404 else 4)
 
 
 async def test_more_than_a_document_may_hold_is_not_read(odd: Any) -> None:

@@ -838,6 +838,29 @@ async def test_a_registry_without_ranges_sends_a_blob_once_to_all_readers(odd: O
         await repository.read_range(digest, len(blob) - 5, 10)
 
 
+async def test_the_reader_that_finds_no_ranges_does_not_keep_others_from_what_has_come(odd: Odd, opened: Opens) -> None:
+    """Else the response passes what they want, and has to begin again for them."""
+    blob, served = os.urandom(3 << 20), asyncio.Event()
+
+    async def halting(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.content_length = len(blob)
+        await response.prepare(request)
+        await response.write(blob[: 1 << 20])
+        await served.wait()
+        await response.write(blob[1 << 20 :])
+        return response
+
+    odd.answers[digest := digest_of(blob)] = halting
+    repository = opened(odd.address).repository("team/app")
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        far = group.create_task(repository.read_range(digest, 2 << 20, 10))
+        near = group.create_task(repository.read_range(digest, 1000, 10))
+        assert await near == blob[1000:1010]
+        served.set()
+        assert await far == blob[2 << 20 : (2 << 20) + 10]
+
+
 async def test_readers_of_one_blob_for_two_images_share_a_response_that_is_whole(odd: Odd, opened: Opens) -> None:
     """Both find out at one moment that the registry ignores ranges."""
     blob = os.urandom(3 << 20)

@@ -895,7 +895,7 @@ LOCAL_ROUTES = (
 def _application(
     agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str, *middlewares: Middleware
 ) -> web.Application:
-    app = web.Application(middlewares=[problems, *middlewares, large_answers()], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(middlewares=[problems, *middlewares], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[AGENT], app[REGISTRY] = agent, metrics
     serve(app, routes, title=title)
@@ -918,8 +918,17 @@ def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
             "p2pdist agent",
             mirror.failures,
             guard(remote, audit.refused, names=names),
+            large_answers(by_address=True),
         ),
-        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", audit.changes(), local),
+        _application(
+            agent,
+            metrics,
+            LOCAL_ROUTES,
+            "p2pdist agent, on its Unix socket",
+            audit.changes(),
+            local,
+            large_answers(),
+        ),
     )
 
 

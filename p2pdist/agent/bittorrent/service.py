@@ -59,7 +59,7 @@ RELAYS_MAX = 16
 RELAY_BYTES = 64 << 10
 CONNECT_S = 5.0
 ACCEPT_PAUSE_S = 1.0
-"""After a connection that could not be taken, for which the kernel waits with it."""
+"""After a connection could not be taken, with which the kernel waits."""
 
 
 class LazyListener:
@@ -102,12 +102,15 @@ class LazyListener:
 
     async def _first(self) -> socket.socket | None:
         """The first connection; None once this is closed."""
+        warned = False
         while self._socket.fileno() >= 0:
             try:
                 return (await asyncio.get_running_loop().sock_accept(self._socket))[0]
             except OSError as error:  # no descriptor or no memory is left, or it is closed
                 if self._socket.fileno() >= 0:
-                    logger.warning("a BitTorrent peer has to wait: %s", error.strerror or error)
+                    if not warned:  # Linux says so also while there is no peer
+                        logger.warning("no BitTorrent peer can be taken for now: %s", error.strerror or error)
+                    warned = True
                     await asyncio.sleep(ACCEPT_PAUSE_S)
         return None
 

@@ -50,7 +50,9 @@ class Upload:
         while at < size:
             chunk = await read(at)
             try:
-                upload, at, tries = await self.send(upload, at, chunk), at + len(chunk), 0
+                upload, at = await self.send(upload, at, chunk), at + len(chunk)
+                if at > told:  # a registry that loses what it took gets nowhere
+                    tries = 0
             except Unavailable as error:
                 tries += 1
                 pause_s = max(CHUNK_PAUSE_S * 2 ** (tries - 1), error.details.get("retry_after", 0.0))
@@ -58,8 +60,9 @@ class Upload:
                     raise
                 await asyncio.sleep(pause_s)
                 resumed, at = await self.resume(upload, digest, at + len(chunk))
-                if resumed is None:
-                    return True  # the registry has it by now
+                if resumed is None:  # the registry has it by now
+                    on_bytes(size - told)
+                    return True
                 upload = resumed
             on_bytes(max(0, at - told))
             told = max(at, told)
@@ -89,7 +92,8 @@ class Upload:
         raise AssertionError("the last source is none")
 
     async def send(self, upload: URL, start: int, data: bytes) -> URL:
-        """Send bytes from `start`; returns where the next ones go."""
+        """Send bytes from `start`; returns where the next ones go. Raises Unavailable where the
+        registry has others of the upload: it may still have been taking some when it was asked."""
         headers = {
             "Content-Type": "application/octet-stream",
             "Content-Range": f"{start}-{start + len(data) - 1}",
@@ -101,9 +105,11 @@ class Upload:
             self.names.scope("pull,push"),
             headers=headers,
             data=data,
-            expect=frozenset({202}),
+            expect=frozenset({202, 416}),
             retry=False,
         ) as response:
+            if response.status == 416:
+                raise Unavailable(f"{self.client.url} takes no bytes of an upload from {start} on", remedy="Try again")
             return self.names.location(response.headers.get("Location", ""))
 
     async def resume(self, upload: URL, digest: Digest, sent: int) -> tuple[URL | None, int]:
@@ -121,7 +127,8 @@ class Upload:
 
     async def end(self, upload: URL, digest: Digest) -> None:
         """All bytes are sent; the registry verifies them, which may take longer than the client or
-        a proxy waits: an upload that it does not know any more may have ended."""
+        a proxy waits: an upload that it does not know any more, or does not answer for, may have
+        ended."""
         headers = {"Content-Length": "0"}
         try:
             async with self.client.request(
@@ -133,7 +140,7 @@ class Upload:
                 expect=frozenset({201}),
             ):
                 pass
-        except NotFound:
+        except (NotFound, Unavailable):
             if not await self._has(digest):
                 raise
 

@@ -244,14 +244,17 @@ class UpstreamRepository:
             if self._registry.ranges is None:
                 async with self._probing:
                     if self._registry.ranges is None:
-                        return await self._first_range(digest, start, length)
+                        data = await self._first_range(digest, start, length)
+                        if data is not None:
+                            return data
             if self._registry.ranges:
                 return await self._range(digest, start, length)
             return await self._registry.whole(self, digest).read(start, length)
 
-    async def _first_range(self, digest: Digest, start: int, length: int) -> bytes:
-        """Read a range, and find out whether there are any. A response with the whole blob instead
-        is not thrown away: all readers of the blob share it."""
+    async def _first_range(self, digest: Digest, start: int, length: int) -> bytes | None:
+        """Read a range, and find out whether there are any. None where a response with the whole
+        blob came instead, which is not thrown away: all readers of the blob share it, and the one
+        that found out waits for its bytes as they do."""
         held = AsyncExitStack()
         try:
             response = await held.enter_async_context(self.blob_response(digest, start, length))
@@ -266,7 +269,7 @@ class UpstreamRepository:
                 whole.begin(response, held.pop_all())
         finally:
             await held.aclose()
-        return await whole.read(start, length)
+        return None
 
     async def _range(self, digest: Digest, start: int, length: int) -> bytes:
         async with self.blob_response(digest, start, length) as response:
