@@ -155,7 +155,7 @@ def test_an_object_that_was_made_anew_while_others_were_looked_at_stays(
         found = file_hash(path)
         read.append(bytes.fromhex(path.parent.name + path.name))
         if len(read) == len(packed.contents):
-            store.trees.drop_object(read[0])
+            store.trees.drop_objects({read[0]})
             pull(store, packed)
         return found
 
