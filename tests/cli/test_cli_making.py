@@ -360,9 +360,12 @@ def test_a_directory_beside_the_layers_of_a_project_file_is_not_passed_over(plac
     (place / "project").mkdir()
     (place / "project/p2pdist.toml").write_text('name = "a/b"\n[[layer]]\nsource = "../src"\n')
     named = ("--project", place / "project/p2pdist.toml")
-    problem = done(place, "pack", place / "src", *named, code=2)
-    assert str(place / "src") in problem["detail"]
-    for source in (("project",), (place / "project/../project/",), ()):
+    (place / "src/of it").mkdir()
+    for source in (place / "src/of it", place / "layout"):
+        source.mkdir(exist_ok=True)
+        problem = done(place, "pack", source, *named, code=2)
+        assert f"{source} does not hold all of them" in problem["detail"]
+    for source in (("project",), (place / "project/../project/",), (), ("src",), (place,)):
         done(place, "pack", *source, *named)
     assert "data" in contents(place, "a/b")
 

@@ -320,6 +320,19 @@ def _settings(given: Choices, project: Project | None) -> Settings:
     )
 
 
+def _check_holds(source: Path, file: ProjectFile) -> None:
+    """Raises UsageError where layers of a project file are elsewhere than in the directory that was
+    named and that of the file: another one would be packed than the user names."""
+    from p2pdist.package.source.scan import source_directory
+
+    sources = [source_directory(file.source(layer)) for layer in file.project.layer]
+    if source != file.path.parent.resolve() and not all(layer.is_relative_to(source) for layer in sources):
+        raise UsageError(
+            f"the layers of {file.path} say what is packed, and {source} does not hold all of them",
+            remedy="Leave the directory away, or the layers",
+        )
+
+
 def _layers(source: Path | None, given: Choices, file: ProjectFile | None) -> tuple[list[Layer], list[str]]:
     """What goes into each layer, and notes for the user."""
     from p2pdist.package.layers import plain_layer, project_layers, split_layer, used_layer
@@ -329,11 +342,8 @@ def _layers(source: Path | None, given: Choices, file: ProjectFile | None) -> tu
     chosen = cast("Format | None", given.form)  # a model has been packed elsewhere
     form = chosen or (file.project.format if file else None) or "squashfs"
     if file is not None and (source is None or file.project.layer):
-        if source is not None and source_directory(source) != file.path.parent.resolve():
-            raise UsageError(
-                f"the layers of {file.path} say what is packed, and {source} is none of them",
-                remedy="Leave the directory away, or the layers",
-            )
+        if source is not None:
+            _check_holds(source_directory(source), file)
         layers = project_layers(file, form, given.ignore)
     else:
         layers = [plain_layer(cast(Path, source), form, given.ignore, file.project if file else None)]
