@@ -371,7 +371,7 @@ def test_a_directory_beside_the_layers_of_a_project_file_is_not_passed_over(plac
 
 
 def test_a_model_leaves_out_what_its_project_file_says(place: Path) -> None:
-    """It may be a secret. What means nothing to a model is refused, as the options are."""
+    """It may be a secret. A file that packs something else is refused."""
     file = place / "src/p2pdist.toml"
     (place / "src/secret.key").write_text("secret")
     file.write_text('name = "models/a"\nignore = ["*.key", "/p2pdist.toml"]\n')
@@ -379,10 +379,18 @@ def test_a_model_leaves_out_what_its_project_file_says(place: Path) -> None:
     done(place, "export", "models/a", "--dir", "-o", place / "out")
     kept = {path.name for path in (place / "src").iterdir()} - {"secret.key", "p2pdist.toml", "sub"}
     assert {path.name for path in (place / "out").iterdir()} == kept
-    for line in ('base = "a/b:1"', 'entrypoint = ["x"]', '[env]\nA = "b"', '[[layer]]\nsource = "."'):
+    for line in ('base = "a/b:1"', '[[layer]]\nsource = "."'):
         file.write_text(f'name = "models/a"\n{line}\n')
         problem = done(place, "pack", place / "src", "--format", "modelpack", code=2)
         assert "says nothing of a model" in problem["detail"] and str(file) in problem["detail"]
+
+
+def test_a_program_of_the_project_file_is_none_of_a_model(place: Path) -> None:
+    """A directory may be packed as both, by one file."""
+    file = place / "src/p2pdist.toml"
+    file.write_text('name = "models/a"\nentrypoint = ["x"]\nworking_dir = "sub"\n[env]\nA = "b"\n')
+    packed = done(place, "pack", place / "src", "--format", "modelpack")
+    assert packed["notes"] == [f"{file}: a model has no entrypoint, env, working_dir"]
 
 
 @pytest.mark.parametrize("kind", ["--dir", "--modelpack", "--tar"])

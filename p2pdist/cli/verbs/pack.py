@@ -233,7 +233,8 @@ def pack_source(
     reference = _reference(given, described)
     if given.form == "modelpack":
         with output.Progress(quiet=quiet) as progress:
-            return asyncio.run(_pack_model(source, given, file, reference, layout, progress)), []
+            packed = asyncio.run(_pack_model(source, given, file, reference, layout, progress))
+        return packed, _passed_over(file)
     options = _pack_options(given, described)
     layers, notes = _layers(source, given, file)
 
@@ -254,8 +255,8 @@ async def _pack_model(
     layout: Path,
     progress: output.Progress,
 ) -> Packed:
-    """Make a model. Raises UsageError for an option, or a key of the project file, that means
-    nothing to one."""
+    """Make a model. Raises UsageError for an option that means nothing to one, and for a project
+    file that packs something else than the source."""
     from p2pdist.package.layers import plain_layer
     from p2pdist.package.modelpack import pack_model
 
@@ -267,7 +268,7 @@ async def _pack_model(
             option = field.name.replace("_", "-")
             raise UsageError(f"--{option} says nothing of a model", remedy="Leave it away, or pack a tree")
     project = file.project if file else None
-    for key in ("base", "entrypoint", "env", "working_dir", "layer"):
+    for key in ("base", "layer"):
         if file is not None and getattr(file.project, key):
             raise UsageError(f"{file.path}: `{key}` says nothing of a model", remedy="Leave it away, or pack a tree")
     ignore = plain_layer(source, "tree", given.ignore, project).ignore
@@ -275,6 +276,13 @@ async def _pack_model(
         return await pack_model(
             source, reference, local, ignore=ignore, follow_links=given.follow_links, on_progress=progress
         )
+
+
+def _passed_over(file: ProjectFile | None) -> list[str]:
+    """A note of what a project file says of a program, which a model has not: the same directory
+    may be packed for one as well."""
+    keys = [key for key in ("entrypoint", "env", "working_dir") if file and getattr(file.project, key)]
+    return [f"{file.path}: a model has no {', '.join(keys)}"] if file and keys else []
 
 
 def _reference(given: Choices, project: Project | None) -> Reference:
