@@ -1,16 +1,16 @@
 """Removal of directories with all that is in them, whatever it is.
 
 Works with descriptors, so that no name is looked up twice and no link is followed, and neither
-depth nor the length of paths has a limit: each directory that is found is first moved into the
-topmost one, under a new name, and emptied there. A place where something is mounted cannot be
-moved, so nothing of another file system is ever removed.
+depth nor the length of paths has a limit. It goes down and up again and moves nothing: an entry at
+another place may take a block, and a full disk, which makes what is removed, has none. Each
+directory that is not empty is first tried to be removed: of a place where something is mounted
+that says so, and nothing that is mounted there is ever removed.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -49,31 +49,56 @@ def _open(name: bytes, dir_fd: int | None, device: int | None = None) -> int:
 
 
 def _empty(top: int, path: bytes) -> None:
+    """Empty the directory that is open as `top`: down to what is in it and up again, by one
+    descriptor at a time."""
     device = os.fstat(top).st_dev
-    token = secrets.token_hex(8)
-    count = 0
-    pending = [b""]  # the top itself; then names in it
-    for name in pending:  # grows while it is walked
-        directory = _open(name, top, device) if name else top
-        try:
-            with os.scandir(directory) as found:
-                children = [(os.fsencode(child.name), child.is_dir(follow_symlinks=False)) for child in found]
-            for child, is_directory in children:
-                if not is_directory:
-                    os.unlink(child, dir_fd=directory)
-                    continue
-                count += 1
-                moved = f".{token}-{count}".encode()
-                # To move a directory elsewhere takes the right to write to it.
-                os.close(_open(child, directory, device))
-                os.rename(child, moved, src_dir_fd=directory, dst_dir_fd=top)
-                pending.append(moved)
-        except OSError as error:
-            raise OSError(
-                error.errno, error.strerror, os.path.join(path, os.fsencode(error.filename or b""))
-            ) from error
-        finally:
-            if directory != top:
-                os.close(directory)
-        if name:
-            os.rmdir(name, dir_fd=top)
+    directory = os.dup(top)
+    above: list[tuple[bytes, os.stat_result, list[bytes]]] = []
+    """Of each directory from the top to this one: the name of the next, what stat(2) says, and
+    which directories in it are left."""
+    try:
+        left = _clear(directory)
+        while left or above:
+            if left:
+                name = left.pop()
+                if not _is_gone(name, directory):
+                    child = _open(name, directory, device)
+                    above.append((name, os.fstat(directory), left))
+                    os.close(directory)
+                    directory = child
+                    left = _clear(directory)
+                continue
+            name, status, left = above.pop()
+            parent = os.open("..", os.O_RDONLY | _OPEN, dir_fd=directory)
+            os.close(directory)
+            directory = parent
+            if not os.path.samestat(os.fstat(directory), status):
+                raise OSError(errno.ENOENT, "it was moved while it was removed", name)
+            os.rmdir(name, dir_fd=directory)
+    except OSError as error:
+        where = os.path.join(path, *(name for name, _, _ in above), os.fsencode(error.filename or b""))
+        raise OSError(error.errno, error.strerror, where) from error
+    finally:
+        os.close(directory)
+
+
+def _clear(directory: int) -> list[bytes]:
+    """Remove what is no directory; returns the names of the directories that are left."""
+    with os.scandir(directory) as found:
+        children = [(os.fsencode(child.name), child.is_dir(follow_symlinks=False)) for child in found]
+    for name, is_directory in children:
+        if not is_directory:
+            os.unlink(name, dir_fd=directory)
+    return [name for name, is_directory in children if is_directory]
+
+
+def _is_gone(name: bytes, directory: int) -> bool:
+    """Remove a directory that is empty. Raises OSError with EBUSY for a place where something is
+    mounted, which rmdir(2) looks for first, also of the same file system."""
+    try:
+        os.rmdir(name, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True

@@ -96,7 +96,8 @@ def stage_directory(directory: Path, purpose: str) -> Iterator[Path]:
         made.mkdir(mode=0o700)
         yield made
     finally:
-        remove_tree(place)
+        with contextlib.suppress(FileNotFoundError):  # where there are no locks others remove it as well
+            remove_tree(place)
         os.close(handle)
 
 
@@ -175,7 +176,7 @@ def _end(entry: os.DirEntry[str], remove: bool) -> int | None:
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:
                     raise
-                return None  # another process removes it at the same time
+                return None  # NFS keeps a file that is open, under another name
         elif remove:
             os.unlink(entry.path)
         return size

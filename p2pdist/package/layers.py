@@ -284,6 +284,8 @@ def _make(layer: Layer, work: Path, reproducible: bool, followed: dict[bytes, Fo
         plain_modes=reproducible,
         timeless=layer.split,
         followed=followed,
+        # An image tells whether a file has holes ("sparse count" of mksquashfs), a tree does not.
+        holes=layer.form == "tree",
     )
     while where != work / "tree":
         where = where.parent

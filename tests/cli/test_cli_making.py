@@ -360,15 +360,18 @@ def test_a_directory_beside_the_layers_of_a_project_file_is_not_passed_over(plac
     (place / "project").mkdir()
     (place / "project/p2pdist.toml").write_text('name = "a/b"\n[[layer]]\nsource = "../src"\n')
     named = ("--project", place / "project/p2pdist.toml")
-    problem = done(place, "pack", place / "src", *named, code=2)
-    assert str(place / "src") in problem["detail"]
-    for source in (("project",), (place / "project/../project/",), ()):
+    (place / "src/of it").mkdir()
+    for source in (place / "src/of it", place / "layout"):
+        source.mkdir(exist_ok=True)
+        problem = done(place, "pack", source, *named, code=2)
+        assert f"{source} does not hold all of them" in problem["detail"]
+    for source in (("project",), (place / "project/../project/",), (), ("src",), (place,)):
         done(place, "pack", *source, *named)
     assert "data" in contents(place, "a/b")
 
 
 def test_a_model_leaves_out_what_its_project_file_says(place: Path) -> None:
-    """It may be a secret. What means nothing to a model is refused, as the options are."""
+    """It may be a secret. A file that packs something else is refused."""
     file = place / "src/p2pdist.toml"
     (place / "src/secret.key").write_text("secret")
     file.write_text('name = "models/a"\nignore = ["*.key", "/p2pdist.toml"]\n')
@@ -376,10 +379,18 @@ def test_a_model_leaves_out_what_its_project_file_says(place: Path) -> None:
     done(place, "export", "models/a", "--dir", "-o", place / "out")
     kept = {path.name for path in (place / "src").iterdir()} - {"secret.key", "p2pdist.toml", "sub"}
     assert {path.name for path in (place / "out").iterdir()} == kept
-    for line in ('base = "a/b:1"', 'entrypoint = ["x"]', '[env]\nA = "b"', '[[layer]]\nsource = "."'):
+    for line in ('base = "a/b:1"', '[[layer]]\nsource = "."'):
         file.write_text(f'name = "models/a"\n{line}\n')
         problem = done(place, "pack", place / "src", "--format", "modelpack", code=2)
         assert "says nothing of a model" in problem["detail"] and str(file) in problem["detail"]
+
+
+def test_a_program_of_the_project_file_is_none_of_a_model(place: Path) -> None:
+    """A directory may be packed as both, by one file."""
+    file = place / "src/p2pdist.toml"
+    file.write_text('name = "models/a"\nentrypoint = ["x"]\nworking_dir = "sub"\n[env]\nA = "b"\n')
+    packed = done(place, "pack", place / "src", "--format", "modelpack")
+    assert packed["notes"] == [f"{file}: a model has no entrypoint, env, working_dir"]
 
 
 @pytest.mark.parametrize("kind", ["--dir", "--modelpack", "--tar"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 from pathlib import Path
 
@@ -51,3 +53,34 @@ def test_only_what_is_in_it_goes(tmp_path: Path) -> None:
     assert not list(top.iterdir())
     remove_tree(top)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_removing_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk has none for an entry at another place, and has to be emptied."""
+
+    def full(*_arguments: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("a/b/c", "a/d", "e"):
+        (tmp_path / "top" / name).mkdir(parents=True)
+        (tmp_path / "top" / name / "file").write_text("x")
+    for name in ("rename", "replace", "link", "mkdir"):
+        monkeypatch.setattr(os, name, full)
+    remove_tree(tmp_path / "top")
+    assert not (tmp_path / "top").exists()
+
+
+def test_what_another_moved_meanwhile_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "top/a/b").mkdir(parents=True)
+    (tmp_path / "top/a/b/file").write_text("x")
+    (tmp_path / "elsewhere/a").mkdir(parents=True)
+    unlink = os.unlink
+
+    def unlink_and_move(name: bytes, *, dir_fd: int) -> None:
+        unlink(name, dir_fd=dir_fd)
+        (tmp_path / "top/a/b").rename(tmp_path / "elsewhere/b")
+
+    monkeypatch.setattr(os, "unlink", unlink_and_move)
+    with pytest.raises(FileNotFoundError, match="moved"):
+        remove_tree(tmp_path / "top")
+    assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == {"a", "b"}

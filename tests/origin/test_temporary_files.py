@@ -110,6 +110,19 @@ def test_whoever_makes_one_while_others_tidy_up_keeps_it(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_stage_that_another_removes_as_well_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One machine does not see the locks of another everywhere. What was made of it is done."""
+    rmdir = os.rmdir
+
+    def removed_twice(path: bytes, *, dir_fd: int | None = None) -> None:
+        rmdir(path, dir_fd=dir_fd)
+        rmdir(path, dir_fd=dir_fd)
+
+    with stage_directory(tmp_path, "x") as made:
+        (made / "d").mkdir()
+        monkeypatch.setattr(os, "rmdir", removed_twice)
+
+
 def test_what_is_nested_deeper_than_a_program_calls_itself_goes(tmp_path: Path) -> None:
     """Also what a killed process left: nothing could be packed beside it any more."""
 

@@ -336,6 +336,17 @@ def test_standard_input_is_read_as_it_is(tmp_path: Path, kind: str) -> None:
     assert (unpacked.root / "name").stat().st_size == 70_000
 
 
+def test_a_socket_that_breaks_is_not_a_disk_that_does(tmp_path: Path) -> None:
+    reader, writer = socket.socketpair()
+    with reader:
+        reader.sendall(b"unread")
+        writer.sendall(odd.file(b"name", b"x"))
+        writer.close()  # which resets it, since something was not read (unix(7))
+        (tmp_path / "work").mkdir()
+        with pytest.raises(P2PDistError, match=r"cannot read the archive on: Connection reset.*writer"):
+            unpack_source(Path(f"/dev/fd/{reader.fileno()}"), tmp_path / "work")
+
+
 def test_settings_of_an_image_that_no_program_can_have(tmp_path: Path) -> None:
     """Runtimes of containers ignore entries without a name or a value, and end ".." at the root."""
     config = {"Env": ["A=1", "NAMELESS", "=x", "B="], "WorkingDir": "/../../srv/./app/.."}

@@ -66,6 +66,21 @@ async def test_two_checkouts_are_one_layer(tmp_path: Path, layout: LocalLayout, 
     assert (await packed(second, layout, form))[0] != digest
 
 
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+async def test_holes_leave_no_mark(
+    tmp_path: Path, layout: LocalLayout, form: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version control system writes none, and the program that made the file did."""
+    monkeypatch.setattr("p2pdist.package.source.stages._FICLONE", 0)  # as where blocks are not shared
+    for name in ("sparse", "dense"):
+        (tmp_path / name).mkdir()
+        with (tmp_path / name / "file").open("wb") as file:
+            file.write(b"begin" if name == "sparse" else b"begin" + bytes(1 << 20))
+            file.truncate(5 + (1 << 20))
+    digests = {(await packed(tmp_path / name, layout, form))[0] for name in ("sparse", "dense")}
+    assert len(digests) == 1
+
+
 def recompiled(source: Path, work: Path) -> tuple[dict[str, Path | None], list[str]]:
     work.mkdir()
     found = recompile(source, walk(source), work)

@@ -11,6 +11,7 @@ import pytest
 from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.origin.temporary_files import stage_directory
+from p2pdist.package.source import stages
 from p2pdist.package.source.ignore import matcher
 from p2pdist.package.source.scan import with_parents
 from p2pdist.package.source.stages import stage, walk
@@ -111,10 +112,20 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
             file.seek(96 << 20)
             file.write(last)
             file.truncate((96 << 20) + 100)
-    stage(tmp_path / "source", tmp_path / "made")
+    stage(tmp_path / "source", tmp_path / "made", holes=True)
     for name in ("middle", "last"):
         assert (tmp_path / "made" / name).read_bytes() == (tmp_path / "source" / name).read_bytes()
         assert (tmp_path / "made" / name).stat().st_blocks * 512 < 1 << 20
+
+
+@pytest.mark.parametrize("name", ["/proc/sys/kernel/ostype", "/sys/kernel/mm/transparent_hugepage/enabled"])
+def test_a_file_is_copied_to_its_end(tmp_path: Path, name: str) -> None:
+    """And not to the size that it is said to have: the kernel makes some as they are read."""
+    if not os.access(name, os.R_OK):
+        pytest.skip(f"this kernel has no {name}")
+    with open(name, "rb") as source, (tmp_path / "made").open("wb") as target:
+        stages._copy_bytes(source.fileno(), target.fileno(), holes=True)
+    assert (tmp_path / "made").read_bytes() == Path(name).read_bytes()
 
 
 def test_a_part_of_it(source: Path, tmp_path: Path) -> None:

@@ -233,7 +233,8 @@ def pack_source(
     reference = _reference(given, described)
     if given.form == "modelpack":
         with output.Progress(quiet=quiet) as progress:
-            return asyncio.run(_pack_model(source, given, file, reference, layout, progress)), []
+            packed = asyncio.run(_pack_model(source, given, file, reference, layout, progress))
+        return packed, _passed_over(file)
     options = _pack_options(given, described)
     layers, notes = _layers(source, given, file)
 
@@ -254,8 +255,8 @@ async def _pack_model(
     layout: Path,
     progress: output.Progress,
 ) -> Packed:
-    """Make a model. Raises UsageError for an option, or a key of the project file, that means
-    nothing to one."""
+    """Make a model. Raises UsageError for an option that means nothing to one, and for a project
+    file that packs something else than the source."""
     from p2pdist.package.layers import plain_layer
     from p2pdist.package.modelpack import pack_model
 
@@ -267,7 +268,7 @@ async def _pack_model(
             option = field.name.replace("_", "-")
             raise UsageError(f"--{option} says nothing of a model", remedy="Leave it away, or pack a tree")
     project = file.project if file else None
-    for key in ("base", "entrypoint", "env", "working_dir", "layer"):
+    for key in ("base", "layer"):
         if file is not None and getattr(file.project, key):
             raise UsageError(f"{file.path}: `{key}` says nothing of a model", remedy="Leave it away, or pack a tree")
     ignore = plain_layer(source, "tree", given.ignore, project).ignore
@@ -275,6 +276,13 @@ async def _pack_model(
         return await pack_model(
             source, reference, local, ignore=ignore, follow_links=given.follow_links, on_progress=progress
         )
+
+
+def _passed_over(file: ProjectFile | None) -> list[str]:
+    """A note of what a project file says of a program, which a model has not: the same directory
+    may be packed for one as well."""
+    keys = [key for key in ("entrypoint", "env", "working_dir") if file and getattr(file.project, key)]
+    return [f"{file.path}: a model has no {', '.join(keys)}"] if file and keys else []
 
 
 def _reference(given: Choices, project: Project | None) -> Reference:
@@ -320,6 +328,19 @@ def _settings(given: Choices, project: Project | None) -> Settings:
     )
 
 
+def _check_holds(source: Path, file: ProjectFile) -> None:
+    """Raises UsageError where layers of a project file are elsewhere than in the directory that was
+    named and that of the file: another one would be packed than the user names."""
+    from p2pdist.package.source.scan import source_directory
+
+    sources = [source_directory(file.source(layer)) for layer in file.project.layer]
+    if source != file.path.parent.resolve() and not all(layer.is_relative_to(source) for layer in sources):
+        raise UsageError(
+            f"the layers of {file.path} say what is packed, and {source} does not hold all of them",
+            remedy="Leave the directory away, or the layers",
+        )
+
+
 def _layers(source: Path | None, given: Choices, file: ProjectFile | None) -> tuple[list[Layer], list[str]]:
     """What goes into each layer, and notes for the user."""
     from p2pdist.package.layers import plain_layer, project_layers, split_layer, used_layer
@@ -329,11 +350,8 @@ def _layers(source: Path | None, given: Choices, file: ProjectFile | None) -> tu
     chosen = cast("Format | None", given.form)  # a model has been packed elsewhere
     form = chosen or (file.project.format if file else None) or "squashfs"
     if file is not None and (source is None or file.project.layer):
-        if source is not None and source_directory(source) != file.path.parent.resolve():
-            raise UsageError(
-                f"the layers of {file.path} say what is packed, and {source} is none of them",
-                remedy="Leave the directory away, or the layers",
-            )
+        if source is not None:
+            _check_holds(source_directory(source), file)
         layers = project_layers(file, form, given.ignore)
     else:
         layers = [plain_layer(cast(Path, source), form, given.ignore, file.project if file else None)]

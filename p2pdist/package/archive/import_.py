@@ -703,7 +703,13 @@ class _Counted(io.RawIOBase):
         while count is None:  # nothing in a pipe, after all
             while not self._poll.poll(1000 * PIPE_LOOK_S):
                 self._report("unpacking", self._done, self._total)
-            count = cast(io.FileIO, self._file).readinto(buffer)
+            try:
+                count = cast(io.FileIO, self._file).readinto(buffer)
+            except OSError as error:
+                raise P2PDistError(
+                    f"cannot read the archive on: {error.strerror}",
+                    remedy="Begin again; where it comes through a pipe or socket, see what ended its writer",
+                ) from error
         self._done += count
         self._report("unpacking", self._done, self._total)
         return count

@@ -84,14 +84,16 @@ def stage(
     plain_modes: bool = False,
     timeless: bool = False,
     followed: Mapping[bytes, Followed] | None = None,
+    holes: bool = False,
 ) -> list[Dropped]:
     """Make the new directory `target` a copy of `source`, for the entries that `ignore` and `only`
     keep. `replaced` names a file to copy instead of an entry, None to leave it out; `followed`
     names the file to copy instead of a link. With `plain_modes` permissions say only whether the
     owner may execute a file, as in Git (git-fast-import(1)). With `timeless` all directories have
-    the time 0. Returns the entries that cannot be copied. Raises DiskFull, and what walk raises."""
+    the time 0. With `holes` those of files stay holes, which take no room. Returns the entries that
+    cannot be copied. Raises DiskFull, and what walk raises."""
     try:
-        return _Stage(source, target, replaced or {}, plain_modes, timeless, followed or {}).make(ignore, only)
+        return _Stage(source, target, replaced or {}, plain_modes, timeless, followed or {}, holes).make(ignore, only)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             needed = sum(entry.status.st_size for entry in walk(source, ignore=ignore, only=only))
@@ -113,6 +115,7 @@ class _Stage:
     plain_modes: bool
     timeless: bool
     followed: Mapping[bytes, Followed]
+    holes: bool
     dropped: list[Dropped] = field(default_factory=list)
     copies: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """Where a file with several names was copied to, by device and inode."""
@@ -168,7 +171,7 @@ class _Stage:
         if stat.S_ISLNK(mode):
             os.symlink(os.readlink(here), there)
         else:
-            _copy(here, there, entry.status)
+            _copy(here, there, entry.status, holes=self.holes)
         shutil.copystat(here, there, follow_symlinks=False)
         if not stat.S_ISLNK(mode):
             os.chmod(there, self._permissions(mode))
@@ -205,14 +208,14 @@ class _Stage:
             self.newest_ns[parent] = max(self.newest_ns.get(parent, 0), mtime_ns)
 
 
-def _copy(here: bytes, there: bytes, before: os.stat_result) -> None:
+def _copy(here: bytes, there: bytes, before: os.stat_result, *, holes: bool) -> None:
     """Copy the content of a regular file. Raises Corrupt when it is no longer what it was `before`,
     or OSError."""
     source = os.open(here, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         target = os.open(there, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            _copy_bytes(source, target)
+            _copy_bytes(source, target, holes=holes)
         finally:
             os.close(target)
         if _identity(os.fstat(source)) != _identity(before):
@@ -221,22 +224,29 @@ def _copy(here: bytes, there: bytes, before: os.stat_result) -> None:
         os.close(source)
 
 
-def _copy_bytes(source: int, target: int) -> None:
-    """Copy what a file holds; its holes stay holes, which take no room."""
+def _copy_bytes(source: int, target: int, *, holes: bool) -> None:
+    """Copy what a file holds, to its end, which may be elsewhere than its size says (proc(5))."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
         return
     except OSError as error:
         if error.errno not in _NO_CLONE:
             raise
-    size = os.fstat(source).st_size
+    status = os.fstat(source)
+    if not holes or status.st_blocks * 512 >= status.st_size:
+        while os.sendfile(target, source, None, COPY_BYTES):
+            pass
+        return
     end = 0
-    while end < size and (begin := _next_data(source, end)) is not None:
+    while end < status.st_size and (begin := _next_data(source, end)) is not None:
         end = os.lseek(source, begin, os.SEEK_HOLE)
         os.lseek(target, begin, os.SEEK_SET)
-        while begin < end and (count := os.sendfile(target, source, begin, min(COPY_BYTES, end - begin))):
+        while begin < end:
+            count = os.sendfile(target, source, begin, min(COPY_BYTES, end - begin))
+            if not count:
+                return
             begin += count
-    os.ftruncate(target, size)
+    os.ftruncate(target, status.st_size)
 
 
 def _next_data(handle: int, start: int) -> int | None:
