@@ -278,8 +278,14 @@ async def test_a_directory_service_that_hangs_takes_no_threads_of_the_agent(monk
         await asyncio.to_thread(os.getpid)
         failures = await asyncio.gather(*others, return_exceptions=True)
         assert {type(failure) for failure in failures} == {Unavailable} and len(asked) == LOOKUPS_MAX
+        for name in ("NAMES_WAIT_S", "KNOWN_WAIT_S"):  # those that come later wait no more
+            monkeypatch.setattr(f"p2pdist.agent.access.local.{name}", 600.0)
+        for caller in [*callers._looking]:
+            callers._looking[caller] = time.monotonic() - 600.0, callers._looking[caller][1]
+        assert await callers.identity(known, rules) == before
+        with pytest.raises(Unavailable):
+            await callers.identity(Caller(60000, 54322, (0,)), rules)
         go_on.set()
         while callers._looking:
             await asyncio.sleep(0.01)
-        monkeypatch.setattr("p2pdist.agent.access.local.NAMES_WAIT_S", 60.0)
         assert (await callers.identity(Caller(60000, 54322, (0,)), rules)).may_read(["b"])
