@@ -173,12 +173,18 @@ async def test_a_verification_names_nothing_that_a_user_may_not_read(local: Loca
 
 @pytest.mark.root
 async def test_no_more_verifications_run_than_may(local: LocalSite) -> None:
-    local.running.agent.verification._running = VERIFICATIONS_MAX
-    status, answer = await local.ask(USER, "POST", "/v1/verify", {})
-    assert status == 503 and "verifications" in answer["detail"]
-    local.running.agent.verification._running = 0
-    status, lines = await local.ask(USER, "POST", "/v1/verify", {})
-    assert status == 200 and '"done":true' in (lines.decode() if isinstance(lines, bytes) else json.dumps(lines))
+    """Users leave room for one of root."""
+    for running, uid, room in (
+        (VERIFICATIONS_MAX, 0, False),
+        (VERIFICATIONS_MAX - 1, USER, False),
+        (VERIFICATIONS_MAX - 1, 0, True),
+        (VERIFICATIONS_MAX - 2, USER, True),
+    ):
+        local.running.agent.verification._running = running
+        status, answer = await local.ask(uid, "POST", "/v1/verify", {})
+        said = answer.decode() if isinstance(answer, bytes) else json.dumps(answer)
+        assert (status, '"done":true' in said.replace(" ", "")) == ((200, True) if room else (503, False)), said
+        assert room or "verifications" in answer["detail"]
 
 
 @pytest.mark.root
