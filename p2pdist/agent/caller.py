@@ -20,6 +20,7 @@ import platform
 import socket
 import stat
 import struct
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,6 +32,13 @@ from p2pdist.model.errors import P2PDistError, Refused
 
 GROUPS_MAX = 65536
 """NGROUPS_MAX of Linux."""
+
+THREADS_OF_USER = 64
+"""Threads with the rights of one user. Those that look at a file system which hangs stay, also when
+nobody waits for them any more: what else the user asks for then waits."""
+
+ROOM_S = 0.05
+"""How often somebody who waits looks whether one has ended."""
 
 _SO_PEERGROUPS = 59
 _SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159}
@@ -44,6 +52,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _ACL_VERSION, _NOBODY = 2, 0xFFFFFFFF
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 """Entries of an access list (acl(5)), as Linux keeps them in an extended attribute."""
+
+_rooms: dict[int, threading.Semaphore] = {}
+"""Room for threads, by user."""
 
 Value = TypeVar("Value")
 
@@ -100,10 +111,19 @@ class Caller:
         self.require_able(what)
         if self.trusted:
             return await asyncio.to_thread(function)
+        room = _rooms.setdefault(self.uid, threading.Semaphore(THREADS_OF_USER))
+        while not room.acquire(blocking=False):  # noqa: ASYNC110 - threads give the room back
+            await asyncio.sleep(ROOM_S)
         context = contextvars.copy_context()
         pool = ThreadPoolExecutor(1, thread_name_prefix=f"as-user-{self.uid}")
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, context.run, self._call, function)
+            try:
+                acting = pool.submit(context.run, self._call, function)
+            except BaseException:
+                room.release()
+                raise
+            acting.add_done_callback(lambda _: room.release())
+            return await asyncio.wrap_future(acting)
         except (P2PDistError, OSError) as error:
             if isinstance(error, PermissionError) or isinstance(error.__cause__, PermissionError):
                 remedy = "Name a place where that user may write"

@@ -51,6 +51,7 @@ from p2pdist.transfer.connections import (
     LimitedUnixSite,
     connections_max,
     in_use_while_answered,
+    local_book,
     local_connections_max,
 )
 from p2pdist.transfer.input import count_request
@@ -358,7 +359,7 @@ async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
     all connections of the others. A socket file on which no process answers is replaced. Raises
     UsageError, Refused and Conflict."""
     await prepare_socket(path)
-    app[CONNECTIONS] = book = ConnectionBook(local_connections_max())
+    app[CONNECTIONS] = book = local_book(local_connections_max())
     app.middlewares[:0] = [count_request, in_use_while_answered]
     runner = _runner(app)
     await runner.setup()

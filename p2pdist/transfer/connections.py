@@ -46,7 +46,9 @@ IDLE_OF_ADDRESS_MAX = 512
 """Idle connections of one address, unless a book says otherwise: two dozen agents of a machine keep
 up to 16 each."""
 
-ADDRESS_SHARE = 3 / 4
+ADDRESS_SHARE, IDLE_SHARE = 3 / 4, 1 / 2
+"""The parts of all connections that one address may have, and have idle."""
+
 DESCRIPTORS_KEPT = 64
 DESCRIPTORS_A_CONNECTION = 4
 """The connection, the copy through which files are sent, the file, and one for everything else."""
@@ -88,6 +90,12 @@ def local_connections_max() -> int:
     return max(8, min(CONNECTIONS_MAX, _descriptors() // LOCAL_PART))
 
 
+def local_book(total_max: int) -> ConnectionBook:
+    """The connections to a Unix socket, by user. As many commands of a user as may be served at
+    once may also begin at once: a connection is idle until its first request has come."""
+    return ConnectionBook(total_max, idle_max=total_max, idle_share=ADDRESS_SHARE)
+
+
 def _descriptors() -> int:
     """How many this process may have; where there is no limit, enough for CONNECTIONS_MAX."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -115,13 +123,18 @@ class ConnectionBook:
     in which connections became idle is enough."""
 
     def __init__(
-        self, total_max: int, *, idle_max: int = IDLE_OF_ADDRESS_MAX, input_bytes_max: int = INPUT_BYTES_MAX
+        self,
+        total_max: int,
+        *,
+        idle_max: int = IDLE_OF_ADDRESS_MAX,
+        idle_share: float = IDLE_SHARE,
+        input_bytes_max: int = INPUT_BYTES_MAX,
     ) -> None:
         self.inputs = InputBook(input_bytes_max)
         """What they have sent that is not whole."""
         self._total_max = total_max
         self._address_max = max(1, int(total_max * ADDRESS_SHARE))
-        self._idle_max = max(1, min(idle_max, total_max // 2))
+        self._idle_max = max(1, min(idle_max, int(total_max * idle_share)))
         self._unswept = 0
         """Connections taken since closed ones were looked for."""
         self._open: dict[int, tuple[str, Closable]] = {}

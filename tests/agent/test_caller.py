@@ -275,3 +275,29 @@ async def test_a_user_hears_of_no_link_that_the_agent_alone_may_follow(
     finally:
         await mounts.close()
     assert threads and threading.main_thread() not in threads
+
+
+@pytest.mark.root
+async def test_paths_that_hang_take_no_more_threads_than_a_user_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where who asked has gone; others wait for none of them."""
+    monkeypatch.setattr("p2pdist.agent.caller.THREADS_OF_USER", 2)
+    monkeypatch.setattr("p2pdist.agent.caller._rooms", {})
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def hang() -> bool:
+        begun.release()
+        return go_on.wait(60)
+
+    hanging = [asyncio.create_task(STRANGER.act(hang, "look")) for _ in range(2)]
+    for _ in hanging:
+        await asyncio.to_thread(begun.acquire)
+    for task in hanging:
+        task.cancel()
+    await asyncio.wait(hanging)
+    third = asyncio.create_task(STRANGER.act(hang, "look"))
+    async with asyncio.timeout(60):
+        await asyncio.wait([third], timeout=0.2)
+        assert await Caller(USER - 1, GROUP).act(os.getpid, "look") == os.getpid()
+        assert not begun.acquire(blocking=False), "a third thread of the user looks"
+        go_on.set()
+        assert await third

@@ -22,7 +22,6 @@ import aiohttp
 import programs
 import pytest
 from access_rig import AccessSite, access_site, ask
-from click.testing import CliRunner
 from ports import free_port
 
 from p2pdist.cli.verbs import access as access_verb
@@ -195,15 +194,6 @@ def test_revocations_of_one_moment_all_count(tmp_path: Path) -> None:
         list(pool.map(revoke, hosts))
     assert sorted(directory.revoked()) == sorted(hosts)
     assert directory.load(now=time.time()).rules.revoked == set(hosts)
-
-
-@pytest.mark.parametrize("verb", [["revoke", "host:h1"], ["unrevoke", "host:h1"]])
-def test_nothing_is_revoked_where_no_access_file_is(tmp_path: Path, verb: list[str]) -> None:
-    """As where --access was forgotten: no tracker would read what is written there."""
-    path = tmp_path / "elsewhere" / "access.toml"
-    ran = CliRunner().invoke(access_verb.command, [*verb, "--access", str(path)])
-    assert isinstance(ran.exception, NotFound) and "--access" in ran.exception.remedy
-    assert not path.parent.exists()
 
 
 def test_no_more_is_revoked_than_a_tracker_takes(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ async def test_no_user_of_a_host_takes_all_of_its_socket(tmp_path: Path, monkeyp
             waiting = asyncio.create_task(session.get("http://agent/slow"))
             await asked.wait()
             silent = [await asyncio.open_unix_connection(path) for _ in range(SILENT)]
-            await ended(silent, SILENT - 8)
+            await ended(silent, SILENT - 11)
             assert app[CONNECTIONS]._counts.keys() == {f"user {os.getuid()}"}
             async with session.get("http://agent/") as answer:
                 assert answer.status == 404
@@ -231,5 +231,27 @@ async def test_no_user_of_a_host_takes_all_of_its_socket(tmp_path: Path, monkeyp
             assert await (await waiting).text() == "slow"
             for _, writer in silent:
                 writer.close()
+    finally:
+        await runner.cleanup()
+
+
+async def test_commands_of_a_user_that_begin_at_once_are_all_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has connected before any has sent its request, as on a host with many processors."""
+    monkeypatch.setattr("p2pdist.cli.daemon.local_connections_max", lambda: 16)
+    app, path, count = web.Application(), tmp_path / "socket", int(16 * ADDRESS_SHARE)
+    runner = await listen_unix(app, path)
+    try:
+        async with asyncio.timeout(60):
+            begun = [await asyncio.open_unix_connection(path) for _ in range(count)]
+            while len(app[CONNECTIONS]) < count:
+                await asyncio.sleep(0.01)
+            for _, writer in begun:
+                writer.write(b"GET / HTTP/1.0\r\nHost: agent\r\n\r\n")
+            heads = [await reader.readline() for reader, _ in begun]
+        assert heads == [b"HTTP/1.0 404 Not Found\r\n"] * count
+        for _, writer in begun:
+            writer.close()
     finally:
         await runner.cleanup()

@@ -187,7 +187,7 @@ class Membership:
             logger.info("the kept certificate is of another host, fleet or join token: joining anew")
             return False
         if early:
-            logger.info("the kept certificate is not valid yet, as the clock of a tracker was ahead: joining again")
+            logger.info("the kept certificate is not valid yet by the clock of this host: joining again")
             return False
         if left_s < EXPIRES_SOON_S:
             logger.info("the kept certificate has expired: joining again")

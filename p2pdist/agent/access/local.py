@@ -19,8 +19,8 @@ NAMES_S = 60.0
 """How long the names of a caller are believed: a directory service may be asked for them."""
 
 NAMES_WAIT_S, KNOWN_WAIT_S = 10.0, 1.0
-"""How long a caller waits for a directory service; and one that was known, which then goes
-by its last names."""
+"""How long callers wait for a look-up from its beginning; and one that was known, which then goes
+by its last names. While the directory service hangs, only the first request waits."""
 
 LOOKUPS_MAX = 4
 """Callers that are looked up at once, in threads of their own: a directory service that hangs must
@@ -38,8 +38,8 @@ class LocalCallers:
     def __init__(self) -> None:
         self._subjects: OrderedDict[tuple[int, int, tuple[int, ...]], tuple[float, tuple[str, ...]]] = OrderedDict()
         """When they were looked up (time.monotonic), and what a caller goes by."""
-        self._looking: dict[tuple[int, int, tuple[int, ...]], asyncio.Task[tuple[str, ...]]] = {}
-        """Callers that are being looked up."""
+        self._looking: dict[tuple[int, int, tuple[int, ...]], tuple[float, asyncio.Task[tuple[str, ...]]]] = {}
+        """Callers that are being looked up, and since when."""
         self._threads = ThreadPoolExecutor(LOOKUPS_MAX, thread_name_prefix="names")
 
     async def identity(self, caller: Caller, rules: LocalRules) -> Identity:
@@ -52,13 +52,15 @@ class LocalCallers:
 
     async def _of(self, caller: Caller) -> tuple[str, ...]:
         key = (caller.uid, caller.gid, caller.groups)
+        now = time.monotonic()
         since, known = self._subjects.get(key, (0.0, ()))
-        if known and time.monotonic() - since < NAMES_S:
+        if known and now - since < NAMES_S:
             return known
-        looking = self._looking.get(key)
-        if looking is None:
-            looking = self._looking[key] = asyncio.create_task(self._look_up(key, caller))
-        done, _ = await asyncio.wait([looking], timeout=KNOWN_WAIT_S if known else NAMES_WAIT_S)
+        if key not in self._looking:
+            self._looking[key] = now, asyncio.create_task(self._look_up(key, caller))
+        began, looking = self._looking[key]
+        left_s = began + (KNOWN_WAIT_S if known else NAMES_WAIT_S) - now
+        done, _ = await asyncio.wait([looking], timeout=max(0.0, left_s))
         if done:
             return looking.result()
         if known:

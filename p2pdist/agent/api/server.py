@@ -656,7 +656,7 @@ async def _collect(request: web.Request) -> web.Response:
 async def _verify(request: web.Request) -> web.StreamResponse:
     """Read everything in the store and verify it. The answer is a line of JSON now and then."""
     body = await _decode(request, VerifyRequest)
-    request.app[AGENT].verification.require_room()  # before the head is sent
+    request.app[AGENT].verification.require_room(trusted=caller_of(request).trusted)  # before the head is sent
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     results = request.app[AGENT].verification.verify(repair=body.repair, bytes_s=body.bytes_s)
@@ -672,7 +672,7 @@ def _readable_result(agent: Agent, request: web.Request, result: Verified) -> Ve
     if identity_of(request).reads_everything:
         return result
     digests = {name: name.rpartition(" ")[2] for name in result.wrong}  # contents belong to no package by name
-    shown = {view.path for view in agent.mounts.list() if may_read(agent, request, view.reference)}
+    views = {view.path: view.reference for view in agent.mounts.list()} if result.shown else {}  # the last one's
     return replace(
         result,
         wrong=tuple(
@@ -680,7 +680,7 @@ def _readable_result(agent: Agent, request: web.Request, result: Verified) -> Ve
         ),
         repaired=tuple(name for name in result.repaired if _readable(agent, request, name)),
         failed=tuple(text for text in result.failed if _readable(agent, request, text.partition(": ")[0])),
-        shown=tuple(path for path in result.shown if path in shown),
+        shown=tuple(path for path in result.shown if path in views and may_read(agent, request, views[path])),
     )
 
 

@@ -34,9 +34,9 @@ PIN_PREFIX = "pin:"
 BATCH = 256
 """How many files are verified between two reports."""
 
-
 VERIFICATIONS_MAX = 4
-"""Verifications at once. Each has a thread of its own, as it may take days at a low rate."""
+"""Verifications at once. Each has a thread of its own, as it may take days at a low rate; the last
+one is for root and the agent's own user."""
 
 
 class Inventory:
@@ -327,9 +327,9 @@ class Verification:
         self._threads = ThreadPoolExecutor(VERIFICATIONS_MAX, thread_name_prefix="verify")
         self._running = 0
 
-    def require_room(self) -> None:
+    def require_room(self, *, trusted: bool = True) -> None:
         """Raises Unavailable while as many verifications run as may."""
-        if self._running >= VERIFICATIONS_MAX:
+        if self._running >= (VERIFICATIONS_MAX if trusted else VERIFICATIONS_MAX - 1):
             raise Unavailable(
                 f"{self._running} verifications of this store are running", remedy="Wait for one to end, or end one"
             )

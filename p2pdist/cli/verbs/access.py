@@ -143,8 +143,7 @@ def revoke(what: tuple[str, ...], access: Path) -> None:
     Example:
       p2pdist access revoke host:r17n04
     """
-    directory = present_directory(access)
-    directory.change_revoked(lambda revoked: [*revoked, *what])
+    _directory(access).change_revoked(lambda revoked: [*revoked, *what])
     output.say(f"revoked {' '.join(what)}")
 
 
@@ -169,7 +168,7 @@ def unrevoke(what: tuple[str, ...], access: Path) -> None:
             )
         return [entry for entry in revoked if entry not in what]
 
-    present_directory(access).change_revoked(without)
+    _directory(access).change_revoked(without)
     output.say(f"unrevoked {' '.join(what)}")
 
 
