@@ -146,6 +146,19 @@ def revoke(what: tuple[str, ...], access: Path) -> None:
     directory = present_directory(access)
     directory.change_revoked(lambda revoked: [*revoked, *what])
     output.say(f"revoked {' '.join(what)}")
+    for entry in _unknown(directory, what):
+        output.line(
+            f"warning: {entry} is not known beside {directory.path}: see p2pdist access show, p2pdist token list"
+        )
+
+
+def _unknown(directory: AccessDirectory, what: tuple[str, ...]) -> list[str]:
+    """The join tokens and tokens among them of which nothing is known here: perhaps misspelt. They
+    may also be gone from the access file, or made beside a copy of it. Hosts have any name."""
+    known = {f"join:{name}" for name in directory.rules().joins}
+    if any(entry.startswith("token:") for entry in what):
+        known |= {f"token:{record.id}" for record in directory.tokens()}
+    return [entry for entry in what if not entry.startswith("host:") and entry not in known]
 
 
 @command.command("unrevoke")
