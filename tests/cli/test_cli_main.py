@@ -293,6 +293,8 @@ def test_what_is_revoked_and_not_known_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (0, 2), done.stderr
     assert "join:defualt is not known" in done.stderr and "token:0 is not known" in done.stderr
     assert set(json.loads(run("access", "show", "--access", access, "--json").stdout)["revoked"]) > set(known)
+    (tmp_path / "tokens.jsonl").write_text("{")
+    assert run("access", "revoke", "token:1", "--access", access).returncode == 0, "it is revoked all the same"
 
 
 def test_a_warning_that_cannot_be_written_keeps_no_command_from_running() -> None:
