@@ -220,7 +220,11 @@ async def agent(path: Path) -> list[Finding]:
     if tracker.get("url") and not tracker.get("connected"):
         why = f"the agent has no session with {tracker['url']}: {tracker.get('problem') or 'no answer'}"
         return [Finding("agent", "failed", why, "See whether the tracker answers this host")]
-    return [Finding("agent", "ok", f"{status.get('host', '')} answers on {path}")]
+    found = [Finding("agent", "ok", f"{status.get('host', '')} answers on {path}")]
+    if tracker.get("url") == "":
+        why = tracker.get("problem") or "it pulls from the origin and from agents of its network"
+        found.append(Finding("agent's tracker", "warning", f"the agent has none: {why}", "Start it with --tracker URL"))
+    return found
 
 
 async def reachability(path: Path, urls: Sequence[str]) -> list[Finding]:

@@ -88,12 +88,26 @@ def hostnames_option(command: Command) -> Command:
     )(command)
 
 
-class OutputFile(click.Path):
+class FilePath(click.Path):
+    """The path of a file; what ends as the path of a directory does (x/) is none, and would become
+    a file of that name where there is no directory."""
+
+    def __init__(self, *, dir_okay: bool = True) -> None:
+        super().__init__(dir_okay=dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; fails as click's types do."""
+        if os.fsdecode(value).endswith(("/", "/.")):
+            self.fail(f"{os.fsdecode(value)} names a directory. Name a file", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class OutputFile(FilePath):
     """A file that is to be written, in a directory that exists: what is to be in it may take hours.
     `-`, which other tools take for standard output, is none."""
 
     def __init__(self) -> None:
-        super().__init__(dir_okay=False, path_type=Path)
+        super().__init__(dir_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path; fails as click's types do."""

@@ -34,6 +34,14 @@ class InvariantBroken(Exception):
     """An invariant does not hold: a defect of ours."""
 
 
+class GaveUp(InvariantBroken):
+    """A pull failed, though no fault makes that certain. `failure` is what its host says."""
+
+    def __init__(self, text: str, host: str, failure: P2PDistError) -> None:
+        super().__init__(text)
+        self.host, self.failure = host, failure
+
+
 class Invariants:
     """The checks of one run. `origin_streams_max` is the cap on leases that fleets are given."""
 
@@ -53,7 +61,10 @@ class Invariants:
 
     def broken(self, what: str) -> None:
         """End the run: what is said does not hold."""
-        raise InvariantBroken(f"seed {self._seed}, at {self._world.now:.6f} s: {what}")
+        raise InvariantBroken(self._placed(what))
+
+    def _placed(self, what: str) -> str:
+        return f"seed {self._seed}, at {self._world.now:.6f} s: {what}"
 
     # -- hosts
 
@@ -280,7 +291,8 @@ class Invariants:
             for pull in host.pulls.values():
                 self.counted(pull)
                 if pull.error is not None and not isinstance(pull.error, failures):
-                    self.broken(f"{host.name} gave up for no good reason: {pull.error}")
+                    text = self._placed(f"{host.name} gave up for no good reason: {pull.error}")
+                    raise GaveUp(text, host.name, pull.error)
                 spoken_to = host.session.tracker_of(pull.blob.digest) if host.running else None
                 fleet = spoken_to.fleet if spoken_to is not None else None
                 if spoken_to is None or fleet is None or pull.error is not None:

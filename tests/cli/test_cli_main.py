@@ -284,6 +284,20 @@ def test_what_no_tracker_reads_is_not_changed(words: tuple[str, ...], tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_revoked_and_not_known_is_named(tmp_path: Path) -> None:
+    """It may have been misspelt, or made elsewhere; hosts need not be known."""
+    access = tmp_path / "access.toml"
+    assert run("access", "create", "--access", access).returncode == 0
+    made = json.loads(run("token", "create", "--role", "operator", "--access", access, "--json").stdout)
+    known = ("host:any", "join:default", f"token:{made['id']}")
+    done = run("access", "revoke", *known, "join:defualt", "token:0", "--access", access)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 2), done.stderr
+    assert "join:defualt is not known" in done.stderr and "token:0 is not known" in done.stderr
+    assert set(json.loads(run("access", "show", "--access", access, "--json").stdout)["revoked"]) > set(known)
+    (tmp_path / "tokens.jsonl").write_text("{")
+    assert run("access", "revoke", "token:1", "--access", access).returncode == 0, "it is revoked all the same"
+
+
 def test_a_warning_that_cannot_be_written_keeps_no_command_from_running() -> None:
     with open("/dev/full", "w") as full:
         program = programs.start(

@@ -429,6 +429,9 @@ def test_a_blob_becomes_a_file_and_nothing_else(tmp_path: Path) -> None:
     for output in ("-", tmp_path / "fifo", tmp_path / "to fifo"):
         refused = run("blob", "pull", digest, "-o", output, "--socket", socket)
         assert (refused.returncode, "is no file" in refused.stderr) == (2, True), refused.stderr
+    for output in (f"{tmp_path}/none/", f"{tmp_path}/none/.", f"{tmp_path}/"):
+        refused = run("blob", "pull", digest, "-o", output, "--socket", socket)
+        assert (refused.returncode, f"{output} names a directory" in refused.stderr) == (2, True), refused.stderr
     with (tmp_path / "file").open("wb") as file:  # as standard output may lead to one
         for output in (f"/dev/fd/{file.fileno()}", f"/proc/self/fd/{file.fileno()}"):
             with pytest.raises(UsageError, match="is no file but"):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import programs
 import pytest
+from aiohttp import web
 from fleet_rig import fleet_of, tracker_of
 from ports import free_port
 from test_cli_main import run as run_quick
@@ -167,6 +168,26 @@ async def test_a_socket_that_nobody_answers_on_fails(tmp_path: Path) -> None:
         left.bind(str(path))
     (found,) = await diagnosis.agent(path)
     assert found.state == "failed" and "no agent answers" in found.detail and "p2pdist agent" in found.remedy
+
+
+async def test_of_an_agent_without_trackers_none_is_missed(tmp_path: Path) -> None:
+    """It asked the default one, and a sound host failed."""
+    status = {"host": "h1", "address": f"127.0.0.1:{free_port()}", "tracker": {"url": "", "connected": False}}
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({**status, "store": {"path": str(tmp_path), "disk": "ok"}})
+
+    app, path = web.Application(), tmp_path / "agent.sock"
+    app.add_routes([web.get("/v1/status", answer)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, str(path)).start()
+        found = json.loads((await run("--socket", path, "--json"))[1])["checks"]
+    finally:
+        await runner.cleanup()
+    states = {check["name"]: check["state"] for check in found}
+    assert "tracker" not in states and (states["agent"], states["agent's tracker"]) == ("ok", "warning"), found
 
 
 def test_a_place_without_room_or_right_to_write_fails(tmp_path: Path) -> None:

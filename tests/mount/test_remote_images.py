@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,9 @@ HALF = len(CONTENT) // 2
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Path]:
-    """The socket of an agent that answers the first request of its connection, and then no more."""
-    path, connections = tmp_path / "sock", list[socket.socket]()
+    """The socket of an agent that answers the first request of its connection, and then no more;
+    its second connection gets an answer in bits."""
+    path, connections, bits = tmp_path / "sock", list[socket.socket](), list[threading.Thread]()
 
     def answer() -> None:
         while True:
@@ -35,6 +37,16 @@ def agent(tmp_path: Path) -> Iterator[Path]:
             if len(connections) == 1:
                 head = f"HTTP/1.1 206 Partial Content\r\nContent-Length: {HALF}\r\n\r\n"
                 connection.sendall(head.encode() + CONTENT[:HALF])
+            else:
+                bits.append(threading.Thread(target=answer_in_bits, args=(connection,)))
+                bits[-1].start()
+
+    def answer_in_bits(connection: socket.socket) -> None:
+        with suppress(OSError):
+            connection.sendall(f"HTTP/1.1 206 Partial Content\r\nContent-Length: {HALF}\r\n\r\n".encode())
+            for number in range(HALF):
+                connection.sendall(CONTENT[number : number + 1])
+                time.sleep(0.01)
 
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -44,8 +56,21 @@ def agent(tmp_path: Path) -> Iterator[Path]:
         yield path
         server.shutdown(socket.SHUT_RDWR)
         thread.join(10)
+    for sender in bits:
+        sender.join(100)
     for connection in connections:
         connection.close()
+
+
+def test_an_answer_that_comes_in_bits_waits_no_longer(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bit of it would have begun the limit anew."""
+    files = remote._Files(str(agent), [IMAGE])
+    assert files.read("/1", HALF, 0, None) == CONTENT[:HALF]
+    while not files._kept.empty():
+        files._kept.get_nowait().close()
+    monkeypatch.setattr(remote, "LIMIT_S", 0.5)
+    with pytest.raises(OSError, match="has not come"):
+        files.read("/1", HALF, HALF, None)
 
 
 def test_a_read_waits_no_longer_than_its_limit(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,8 @@ def test_oversubscription_is_said_of_the_hosts_of_a_rack() -> None:
         ("--nic", "fast"),
         ("--nic", "0MB/s"),
         ("--latency", "5"),
+        ("--latency", "2s"),
+        ("--sites", "3", "--rtt", "100s"),
         ("--hosts", "0"),
         ("--faults", "gremlins"),
         ("--piece-size", "100kB"),
@@ -123,6 +125,20 @@ def test_bad_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
     done = simulate(*arguments)
     assert done.returncode == 2
     assert done.stdout == "" and "p2pdist: " in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("outage", [("--lose-tracker", "0s"), ("--lose-tracker", "0s:119s"), ("--cut-half", "0s")])
+def test_an_outage_that_lasts_is_no_defect(outage: tuple[str, str]) -> None:
+    """Pulls that give up in it are told as that; a shorter outage they survive."""
+    words = ("--hosts", "5", "--size", "4MiB")
+    done = simulate(*words, *outage)
+    assert (done.returncode, done.stdout) == (1, "") and "gave up (seed 1): nothing of sha256:" in done.stderr
+    assert "defect" not in done.stderr and "say when it ends" in done.stderr
+    assert simulate(*words, outage[0], "0s:10s").returncode == 0
+
+
+def test_a_slow_share_without_a_factor_is_told_how_to_write_both() -> None:
+    assert "Write a share and a factor, such as 5%:0.1" in simulate("--slow", "5%").stderr
 
 
 def test_a_vouched_list_and_a_liar() -> None:

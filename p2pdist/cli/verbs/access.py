@@ -145,6 +145,25 @@ def revoke(what: tuple[str, ...], access: Path) -> None:
     """
     _directory(access).change_revoked(lambda revoked: [*revoked, *what])
     output.say(f"revoked {' '.join(what)}")
+    for entry in _unknown(directory, what):
+        output.line(
+            f"warning: {entry} is not known beside {directory.path}: see p2pdist access show, p2pdist token list"
+        )
+
+
+def _unknown(directory: AccessDirectory, what: tuple[str, ...]) -> list[str]:
+    """The join tokens and tokens among them of which nothing is known here: perhaps misspelt. They
+    may also be gone from the access file, or made beside a copy of it. Hosts have any name. Empty
+    where the list of tokens cannot be read: what is revoked is revoked all the same."""
+    from p2pdist.model.errors import P2PDistError
+
+    try:
+        known = {f"join:{name}" for name in directory.rules().joins}
+        if any(entry.startswith("token:") for entry in what):
+            known |= {f"token:{record.id}" for record in directory.tokens()}
+    except P2PDistError:
+        return []
+    return [entry for entry in what if not entry.startswith("host:") and entry not in known]
 
 
 @command.command("unrevoke")

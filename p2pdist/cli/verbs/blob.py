@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdist.cli import output
+from p2pdist.cli.options import FilePath
 from p2pdist.cli.services import encrypt_option, origin_option, required_origin, socket_option
 from p2pdist.files import own_descriptor
 from p2pdist.model.digest import Digest, hex_of, is_digest, parse_digest
@@ -101,7 +102,7 @@ async def _push(
     "-o",
     "--output",
     "target",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     help="Where to put the file; /dev/null: the store alone.",
 )
 @click.option(

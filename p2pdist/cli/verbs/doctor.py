@@ -99,7 +99,8 @@ def _of_agent(tracker: str, listen: str, store: Path, socket: Path) -> tuple[str
             return tracker, listen, store  # a finding says why
         url, path = (status.get("tracker") or {}).get("url"), (status.get("store") or {}).get("path")
         said = {"tracker": url, "listen": status.get("address"), "store": path}
-        given |= {name: str(said[name]) for name in default if said[name]}
+        # Of an agent that has no tracker the URL is empty: then none is asked.
+        given |= {name: str(said[name]) for name in default if said[name] or (name == "tracker" and url == "")}
         if "listen" in default and said["listen"] and why_taken(host_part(given["listen"]), 0):
             return given["tracker"], None, Path(given["store"])
     return given["tracker"], given["listen"], Path(given["store"])

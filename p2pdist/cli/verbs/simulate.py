@@ -31,6 +31,9 @@ HOSTS_MAX = 200_000
 RUNS_MAX = 100_000
 TRACKERS_MAX = 32
 TRACKER_AWAY_S = 1.0
+LATENCY_S_MAX, RTT_S_MAX = 0.2, 1.0
+"""Over paths that take a few times as long hosts and trackers take each other for silent."""
+
 FILE = OutputFile()
 GARBAGE_THRESHOLD = 500_000
 """A run makes little garbage that counting references does not free, and looking for it among
@@ -237,14 +240,14 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
         other_nics=other_nics,
         arrivals=arrivals,
         arrivals_s=arrivals_s,
-        latency_s=parse_time(wishes["latency"]),
+        latency_s=_path_time(wishes["latency"], "latency", LATENCY_S_MAX),
         piece_size=_piece_size(wishes["piece_size"]),
         transport=wishes["transport"],
         vouched=wishes["vouched"],
         trackers=wishes["trackers"],
         sites=sites,
         wan_bytes_s=parse_rate(wishes["wan_rate"]) if wishes["wan_rate"] else 0.0,
-        wan_s=parse_time(wishes["rtt"]) / 2 if wishes["rtt"] else 0.0,
+        wan_s=_path_time(wishes["rtt"], "rtt", RTT_S_MAX) / 2 if wishes["rtt"] else 0.0,
         origin_sites=_origin_sites(wishes["origin_sites"], sites),
         budgets=_budgets(wishes["wan_budget"], wishes["wan_hourly"], wishes["origin_sites"], sites),
     ).filled()
@@ -255,6 +258,16 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
     if wishes["vouched"]:
         _check_vouched(filled)
     return replace(filled, time_limit_s=0.0)  # it depends on the faults
+
+
+def _path_time(text: str, option: str, most_s: float) -> float:
+    seconds = parse_time(text)
+    if seconds > most_s:
+        raise UsageError(
+            f"--{option} {text} is over the limit of {most_s:g}s",
+            remedy="Give less: hosts and trackers take each other for silent over longer paths",
+        )
+    return seconds
 
 
 def _budgets(rate: str, hourly: str, origin_sites: str, sites: int) -> tuple[SiteBudget, ...]:
@@ -315,7 +328,7 @@ def _faults(scenario: Scenario, wishes: dict[str, Any]) -> tuple[Fault, ...]:
         )
     if wishes["slow"]:
         share, _, factor = wishes["slow"].partition(":")
-        if not parse_share(factor):
+        if not factor or not parse_share(factor):
             raise UsageError("a slow host needs some rate", remedy="Write a share and a factor, such as 5%:0.1")
         up = not wishes["slow_downlinks"]
         drawn += slow_share(scenario, parse_share(share), parse_share(factor), both=wishes["slow_both"], up=up)
@@ -367,7 +380,7 @@ def _span(text: str) -> tuple[float, float | None]:
 
 
 def _run(scenario: Scenario, progress: Progress | None) -> Report:
-    from p2pdist.simulate.invariants import InvariantBroken
+    from p2pdist.simulate.invariants import GaveUp, InvariantBroken
     from p2pdist.simulate.simulation import Simulation
 
     usual = gc.get_threshold()
@@ -375,11 +388,34 @@ def _run(scenario: Scenario, progress: Progress | None) -> Report:
     try:
         return Simulation(scenario).run(progress)
     except InvariantBroken as error:
+        if isinstance(error, GaveUp) and _outlasts_pulls(scenario):
+            raise P2PDistError(
+                f"{error.host} gave up (seed {scenario.seed}): {error.failure.what}",
+                remedy="Pulls give up in an outage that lasts: say when it ends, such as --lose-tracker 2s:60s",
+            ) from error
         raise P2PDistError(
             f"an invariant does not hold: {error}", remedy="This is a defect; the seed shows it again"
         ) from error
     finally:
         gc.set_threshold(*usual)
+
+
+def _outlasts_pulls(scenario: Scenario) -> bool:
+    """Whether hosts may be without any tracker for about as long as a pull waits, or longer: they
+    try to connect to one that is back after pauses that grow."""
+    from p2pdist.simulate.faults import Partition, TrackerLoss
+
+    for fault in scenario.faults:
+        match fault:
+            case TrackerLoss(_, length_s, _) if scenario.trackers == 1:
+                pass
+            case Partition(cut, _, length_s) if cut.tracker:
+                pass
+            case _:
+                continue
+        if length_s is None or length_s > scenario.patience_s / 2:
+            return True
+    return False
 
 
 def _json(worst: Report, reports: list[Report], seconds: float) -> dict[str, Any]:

@@ -104,7 +104,13 @@ class _Files:
         try:
             connection.request("GET", f"/v1/blobs/{image.digest}", headers={"Range": f"bytes={start}-{end - 1}"})
             answer = connection.getresponse()
-            data = answer.read(end - start + 1)
+            data = b""
+            while part := answer.read1(end - start + 1 - len(data)):
+                data += part
+                if (left_s := deadline - time.monotonic()) <= 0:
+                    raise TimeoutError
+                connection.limit(left_s)  # of each part; else an answer in bits takes a limit for each
+            answer.close()
             whole = answer.status == http.client.OK and (start, end) == (0, image.size)
             if len(data) != end - start or not (whole or answer.status == http.client.PARTIAL_CONTENT):
                 raise http.client.HTTPException(f"{answer.status} with {len(data)} bytes")
