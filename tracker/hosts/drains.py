@@ -21,6 +21,9 @@ LOOK_S = 5.0
 """How often the database is read, where others write there, and how often what it lacks is written
 again."""
 
+STOP_S_MAX = 5.0
+"""How long a tracker that ends waits for the database."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -57,10 +60,14 @@ class Drains:
                 await self._look()
 
     async def close(self) -> None:
-        """Write what is not written, once, and disconnect."""
-        if self._unwritten:
-            await self._write()
-        await asyncio.to_thread(self._records.close)
+        """Write what is not written, once, and disconnect; gives up after STOP_S_MAX."""
+        try:
+            async with asyncio.timeout(STOP_S_MAX):
+                if self._unwritten:
+                    await self._write()
+                await asyncio.to_thread(self._records.close)
+        except TimeoutError:
+            logger.warning("which hosts are drained (%s) is not written down", ", ".join(self._unwritten)[:300])
 
     async def _write(self) -> bool:
         async with self._writes:
