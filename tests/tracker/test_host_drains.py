@@ -110,3 +110,12 @@ async def test_a_database_that_hangs_keeps_no_tracker_from_its_end(url: str, mon
             await place.drains.close()
     order.cancel()
     await asyncio.gather(order, return_exceptions=True)
+
+
+async def test_what_the_database_cannot_hold_ends_no_following(url: str) -> None:
+    """A name is checked before; a database of another encoding may still not take it."""
+    async with running(url) as one, running(url) as two:
+        assert not await one.drains.order("h\0", True)
+        await two.drains.order("h1", True)
+        del one.drains._unwritten["h\0"]
+        await until(lambda: "h1" in one.drained)

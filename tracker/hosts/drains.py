@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from p2pdist.model.errors import Unavailable
+from p2pdist.model.errors import P2PDistError
 from tracker.core.repair.reputation import DRAINED_MAX
 from tracker.state.drains import DrainRecords
 
@@ -74,7 +74,7 @@ class Drains:
             orders = dict(self._unwritten)
             try:
                 await asyncio.to_thread(self._records.write, orders.items())
-            except Unavailable as error:
+            except P2PDistError as error:
                 logger.warning(
                     "which hosts are drained (%s) is not written down yet: %s", ", ".join(orders)[:300], error
                 )
@@ -88,7 +88,7 @@ class Drains:
         async with self._writes:  # an order that comes meanwhile is in `_unwritten`
             try:
                 names = await asyncio.to_thread(self._records.names, DRAINED_MAX)
-            except Unavailable as error:
+            except P2PDistError as error:
                 logger.debug("which hosts are drained cannot be read: %s", error)
                 return
             self._follow(names)
