@@ -297,7 +297,7 @@ async def listen(
     await runner.setup()
     host, port = address
     try:
-        for name in ("::", "0.0.0.0") if host == "::" else (host,):
+        for name in _names(host):
             await LimitedSite(runner, name, port, book, tls=tls, handshake_s=handshake_s).start()
     except (OSError, UnicodeError) as error:
         await runner.cleanup()
@@ -307,16 +307,23 @@ async def listen(
 
 async def require_free(address: tuple[str, int], option: str) -> None:
     """Raises what `listen` does of an address that is taken, and takes no connection."""
+    look_up, (host, port) = asyncio.get_running_loop().getaddrinfo, address
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, where in found:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(where)
+        for name in _names(host):
+            found = await look_up(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, kind, protocol, _, where in found:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    if family == socket.AF_INET6:
+                        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    probe.bind(where)
     except (OSError, UnicodeError) as error:
         raise _not_ours(address, error, option) from error
+
+
+def _names(host: str) -> tuple[str, ...]:
+    """What is listened at for `host`: `::` alone takes connections of one family."""
+    return ("::", "0.0.0.0") if host == "::" else (host,)
 
 
 def _not_ours(address: tuple[str, int], error: OSError | UnicodeError, option: str) -> P2PDistError:

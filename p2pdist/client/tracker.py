@@ -186,7 +186,9 @@ class Tracker:
 
     async def evict(self, request: EvictRequest) -> Eviction:
         """Remove a package from the stores of hosts; what came of it at each host."""
-        return await self.send("POST", "/v1/evictions", Eviction, request)
+        decode = msgspec.json.Decoder(Eviction).decode
+        eviction: Eviction = await self._first("POST", "/v1/evictions", request, decode, request.wait_s)
+        return eviction
 
     async def me(self) -> Me:
         """What this client may do."""

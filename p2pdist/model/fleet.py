@@ -92,8 +92,8 @@ class Eviction(msgspec.Struct, frozen=True):
     freed `bytes_freed` together, `lacked` did not have it, in `stayed` it stays, and `silent` have
     not answered and may still evict it. The first EVICTION_HOSTS_SHOWN_MAX of each are named.
     `unanswered` are trackers that did not answer, whose hosts were perhaps not asked; and
-    `absent_hosts` those that the request named and that are connected to no tracker, where the
-    package stays if they have it."""
+    `absent_hosts` those that the request named and that are connected to no tracker that did:
+    the package stays there if they have it."""
 
     package: str
     asked: int

@@ -352,6 +352,24 @@ async def test_the_share_of_a_tracker_that_is_left_is_given_back(monkeypatch: py
             assert host.heard == [OriginShare(100.0)]
 
 
+async def test_the_share_of_a_former_home_is_given_back() -> None:
+    """As where it drains: its blobs, and what they may be read at, are others' then."""
+    async with sites("a", "b") as (a, b):
+        first, second = shared(1, a.listed, b.listed), shared(2, b.listed)
+        for site in (a, b):
+            site.follow(first)
+        async with host_at(a.url) as host:
+            await until(lambda: a.blobs | b.blobs == set(BLOBS))
+            a.service.send("h1", OriginShare(100.0))
+            b.service.send("h1", OriginShare(50.0))
+            await until(lambda: OriginShare(150.0) in host.heard)
+            host.heard.clear()
+            for site in (a, b):
+                site.follow(second)
+            await until(lambda: host.trackers.home.tracker == "b")
+            await until(lambda: OriginShare(50.0) in host.heard)
+
+
 async def test_an_agent_tells_a_tracker_of_a_newer_epoch() -> None:
     """A tracker that has not heard of it grants no leases then."""
     async with sites("a", "b") as (a, b):

@@ -23,10 +23,10 @@ import programs
 import pytest
 from ports import free_port
 
-from p2pdist.cli import output
+from p2pdist.cli import daemon, output
 from p2pdist.cli.main import VERBS, _as_given, main, parts_of, settings_of
 from p2pdist.cli.options import NAMES
-from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable, UsageError
+from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable, UsageError
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -542,7 +542,7 @@ _print(Finding("port", "failed", "is taken"))
 
 def test_a_terminal_that_cannot_draw_gets_lines() -> None:
     script = """
-from p2pdist.cli import output
+from p2pdist.cli import daemon, output
 output.PLAIN_INTERVAL_S = 0.0
 with output.Progress(quiet=False) as progress: progress("pushing", 1, 2)
 """
@@ -554,7 +554,7 @@ def test_bars_of_several_and_lines_leave_each_other_whole() -> None:
     """On a terminal each has its row, a line comes above them, and when all is over it alone is
     left."""
     script = """
-from p2pdist.cli import output
+from p2pdist.cli import daemon, output
 with output.Progress(quiet=False) as bars:
     with output.Progress(quiet=False, beside=bars) as one:
         with output.Progress(quiet=False, beside=bars) as two:
@@ -717,3 +717,12 @@ async def service() -> None:
 daemon.run(service())
 """
     assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 0
+
+
+def test_an_address_of_both_families_is_free_in_both() -> None:
+    """And taken where only one of them is, as it is when it is listened at."""
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        with socket.create_server(("0.0.0.0", free_port())) as taken, pytest.raises(Conflict, match="in use"):
+            asyncio.run(daemon.require_free(("::", taken.getsockname()[1]), "--listen"))
+        return
+    pytest.skip("this machine has no IPv6")

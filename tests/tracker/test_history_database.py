@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from waits import until
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Unavailable
+from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.history import KINDS, Broadcast, Event, HistoryFilter, HistoryKind, HistoryRecord, Straggler
 from tracker.core.fleet import Fleet
 from tracker.core.history.history import WAITING_MAX
@@ -290,3 +290,18 @@ def test_an_id_that_is_given_again_fails_again(where: str) -> None:
         database.add([(ordered_at, event) for event in history.take()], now=ordered_at)
     assert [record.at for record in database.read(HistoryFilter())] == [200_000.0, 1000.0]
     database.close()
+
+
+async def test_what_the_database_cannot_hold_ends_no_tracker_badly(caplog: pytest.LogCaptureFixture) -> None:
+    """It is given up with the tracker: all else is still to be left well."""
+
+    class Narrow(HistoryDatabase):
+        def add(self, events, *, now):  # type: ignore[no-untyped-def]
+            raise UsageError("the tracker's database cannot hold that")
+
+    history = Fleet(0.0).history
+    recorder = HistoryRecorder(history, Narrow(""))
+    history.changed("a change")
+    recorder.collect()
+    await recorder.stop()
+    assert "1 events of the history are not kept" in caplog.text

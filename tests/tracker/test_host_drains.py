@@ -96,3 +96,26 @@ async def test_an_order_of_the_moment_is_not_undone_by_what_was_read_before_it(u
             assert ("h1" in one.drained) == (turn % 2 == 0)
             await asyncio.sleep(0)
             assert ("h1" in one.drained) == (turn % 2 == 0)
+
+
+async def test_a_database_that_hangs_keeps_no_tracker_from_its_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though an order is not written yet."""
+    monkeypatch.setattr(drains_module, "STOP_S_MAX", 0.1)
+    place = Place(url)
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE drained_hosts IN ACCESS EXCLUSIVE MODE")
+        order = asyncio.create_task(place.drains.order("h1", True))
+        async with asyncio.timeout(10):
+            await until(lambda: "h1" in place.drained)
+            await place.drains.close()
+    order.cancel()
+    await asyncio.gather(order, return_exceptions=True)
+
+
+async def test_what_the_database_cannot_hold_ends_no_following(url: str) -> None:
+    """A name is checked before; a database of another encoding may still not take it."""
+    async with running(url) as one, running(url) as two:
+        assert not await one.drains.order("h\0", True)
+        await two.drains.order("h1", True)
+        del one.drains._unwritten["h\0"]
+        await until(lambda: "h1" in one.drained)

@@ -13,6 +13,7 @@ import pytest
 from access_rig import access_site
 from ports import free_port
 from test_preseeds_http import SIZE, blobs, connected, layout, package, tracker
+from waits import until
 
 from p2pdist.client import (
     Conflict,
@@ -30,6 +31,9 @@ from p2pdist.client import (
 )
 from p2pdist.client import tracker as module
 from p2pdist.model.digest import Digest
+from p2pdist.model.fleet import EvictRequest
+from p2pdist.model.messages import Condition
+from tracker.http.keys import SERVICE
 
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
@@ -92,9 +96,13 @@ async def test_an_answer_may_be_waited_for_as_long_as_a_question_may_take(
 ) -> None:
     """And longer: the tracker answers at the end of that time."""
     monkeypatch.setattr(module, "REQUEST_S_MAX", 0.5)
-    async with tracker(layout) as at, Tracker(at.url) as client:
+    async with tracker(layout) as at, Tracker(at.url) as client, connected(at, "a/r/h1") as [host]:
         made = await client.preseed(PreseedRequest(package(blobs[0]), hosts=("nobody",)))
         assert (await client.progress(made.id, wait_s=1.0)).state == "pending"
+        await host.say(Condition("9.9", 0, None, 0, 0, ()))
+        await until(lambda: "h1" in at.app[SERVICE].desk._conditions)
+        silent = await client.evict(EvictRequest(package(blobs[0]), everywhere=True, wait_s=1.0))
+        assert silent.silent_hosts == ["h1"]
 
 
 async def test_failures_are_those_of_the_product(layout: Path, blobs: list[Digest]) -> None:

@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from p2pdist.model.errors import Unavailable
+from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.history import Event, HistoryFilter, HistoryPage, HistoryRecord
 from p2pdist.transfer.places import Places
 from tracker.core.history.history import WAITING_MAX, History
@@ -121,7 +121,7 @@ class HistoryRecorder:
                 await self._write()
                 await self._tell()
                 failing = False
-            except Unavailable as error:
+            except P2PDistError as error:
                 if not failing:
                     logger.warning("%d events of the history wait to be kept: %s", len(self._waiting), error)
                 failing = True
@@ -147,7 +147,7 @@ class HistoryRecorder:
             logger.warning("%d events of the history are not kept: the database is slow", len(self._waiting))
             self._thread.shutdown(wait=False, cancel_futures=True)
             return  # a write is under way: to close SQLite under it would crash the process
-        except Unavailable as error:
+        except P2PDistError as error:
             logger.warning("%d events of the history are not kept: %s", len(self._waiting), error)
         await asyncio.to_thread(self._database.close)  # its own thread may hang
         self._thread.shutdown(wait=False)

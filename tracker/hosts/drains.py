@@ -13,13 +13,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from p2pdist.model.errors import Unavailable
+from p2pdist.model.errors import P2PDistError
 from tracker.core.repair.reputation import DRAINED_MAX
 from tracker.state.drains import DrainRecords
 
 LOOK_S = 5.0
 """How often the database is read, where others write there, and how often what it lacks is written
 again."""
+
+STOP_S_MAX = 5.0
+"""How long a tracker that ends waits for the database."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +60,21 @@ class Drains:
                 await self._look()
 
     async def close(self) -> None:
-        """Write what is not written, once, and disconnect."""
-        if self._unwritten:
-            await self._write()
-        await asyncio.to_thread(self._records.close)
+        """Write what is not written, once, and disconnect; gives up after STOP_S_MAX."""
+        try:
+            async with asyncio.timeout(STOP_S_MAX):
+                if self._unwritten:
+                    await self._write()
+                await asyncio.to_thread(self._records.close)
+        except TimeoutError:
+            logger.warning("which hosts are drained (%s) is not written down", ", ".join(self._unwritten)[:300])
 
     async def _write(self) -> bool:
         async with self._writes:
             orders = dict(self._unwritten)
             try:
                 await asyncio.to_thread(self._records.write, orders.items())
-            except Unavailable as error:
+            except P2PDistError as error:
                 logger.warning(
                     "which hosts are drained (%s) is not written down yet: %s", ", ".join(orders)[:300], error
                 )
@@ -81,7 +88,7 @@ class Drains:
         async with self._writes:  # an order that comes meanwhile is in `_unwritten`
             try:
                 names = await asyncio.to_thread(self._records.names, DRAINED_MAX)
-            except Unavailable as error:
+            except P2PDistError as error:
                 logger.debug("which hosts are drained cannot be read: %s", error)
                 return
             self._follow(names)

@@ -238,12 +238,19 @@ class Trackers:
         """End the session with a tracker that is not the home."""
         link = self._links.pop(tracker)
         self._refused.pop(tracker, None)
-        if self._shares.pop(tracker, None) is not None and self._shares and self._side is not None:
-            self._side.on_message(OriginShare(sum(self._shares.values())))
         link.late.cancel()
         link.task.cancel()
         self._closing.add(link.task)
         link.task.add_done_callback(self._closing.discard)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Let trackers that were left have their shares of the origin back: others get them."""
+        left = self._shares.keys() - {self._home_id, *self._links}
+        for tracker in left:
+            del self._shares[tracker]
+        if left and self._shares and self._side is not None:
+            self._side.on_message(OriginShare(sum(self._shares.values())))
 
     def _is_owner(self, tracker: str, blob: Digest) -> bool:
         return self._owner(blob) == tracker
@@ -324,6 +331,7 @@ class Trackers:
             self._home_id = news.tracker
             if news.tracker in self._links:  # two sessions with one tracker would end each other
                 self._close(news.tracker)
+            self._give_back()
             if told is None:
                 self._adopt(None, fresh=session)
         if isinstance(news, NotOwner):
@@ -348,10 +356,10 @@ class Trackers:
         blobs, before = self._side.blobs(), self.ownership
         owners = {blob: self._owner(blob) for blob in blobs}
         self.ownership, self._owners = ownership, {}
-        self._know(ownership)
-        listed = {tracker.id for tracker in ownership.trackers} if ownership is not None else set()
-        self._shares = {tracker: share for tracker, share in self._shares.items() if tracker in listed}
-        for tracker in self._links.keys() - listed:
+        # The home may turn to any tracker that owns blobs.
+        trackers = ownership.trackers if ownership is not None else ()
+        self.home.know(urls[0] for each in trackers if each.share and (urls := _usable(each, secured=self._secured)))
+        for tracker in self._links.keys() - {each.id for each in trackers}:
             self._close(tracker)
         moved: defaultdict[str, set[Digest]] = defaultdict(set)
         for blob, former in owners.items():
@@ -367,11 +375,6 @@ class Trackers:
             logger.info("epoch %d: %d blobs have other trackers", ownership.epoch, sum(map(len, moved.values())))
         if _shares_blobs(before, self._home_id) and not _shares_blobs(ownership, self._home_id):
             self.home.leave("it owns no blobs any more, and another tracker takes its place")
-
-    def _know(self, ownership: Ownership | None) -> None:
-        """Let the home turn to any tracker that owns blobs."""
-        trackers = ownership.trackers if ownership is not None else ()
-        self.home.know(urls[0] for each in trackers if each.share and (urls := _usable(each, secured=self._secured)))
 
     def _announce(self, session: TrackerSession, blobs: Iterable[Digest]) -> None:
         """Tell a tracker that answers what is here of some of its blobs."""
