@@ -143,7 +143,8 @@ def revoke(what: tuple[str, ...], access: Path) -> None:
     Example:
       p2pdist access revoke host:r17n04
     """
-    _directory(access).change_revoked(lambda revoked: [*revoked, *what])
+    directory = _directory(access)
+    directory.change_revoked(lambda revoked: [*revoked, *what])
     output.say(f"revoked {' '.join(what)}")
     for entry in _unknown(directory, what):
         output.line(
