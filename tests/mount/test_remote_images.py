@@ -82,3 +82,31 @@ def test_a_read_waits_no_longer_than_its_limit(agent: Path, monkeypatch: pytest.
         files.read("/1", HALF, HALF, None)
     assert raised.value.errno == errno.EIO
     assert time.monotonic() - began < 30, "each request waited for a whole limit"
+
+
+def test_connections_that_the_agent_has_ended_cost_one_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = list[float]()
+    monkeypatch.setattr(remote, "PAUSE_S", 0.0)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "sock"))
+        server.listen()
+        files = remote._Files(str(tmp_path / "sock"), [IMAGE])
+        for _ in range(5):
+            idle = remote._Connection(str(tmp_path / "sock"))
+            idle.limit(10)
+            idle.connect()
+            server.accept()[0].close()
+            files._kept.put_nowait(idle)
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(1 << 16)
+                head = f"HTTP/1.1 206 Partial Content\r\nContent-Length: {HALF}\r\n\r\n"
+                connection.sendall(head.encode() + CONTENT[:HALF])
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        assert files.read("/1", HALF, 0, None) == CONTENT[:HALF]
+        thread.join(10)
+    assert len(pauses) == 1

@@ -116,12 +116,20 @@ class _Files:
                 raise http.client.HTTPException(f"{answer.status} with {len(data)} bytes")
         except BaseException:
             connection.close()
+            self._forget_kept()
             raise
         try:
             self._kept.put_nowait(connection)
         except queue.Full:
             connection.close()
         return data
+
+    def _forget_kept(self) -> None:
+        """Keep none of the connections: an agent that ended one that was idle, or began anew, has
+        ended the others, and each would cost a pause."""
+        with suppress(queue.Empty):
+            while True:
+                self._kept.get_nowait().close()
 
     def _image(self, path: str) -> RemoteImage:
         if path not in self._images:
