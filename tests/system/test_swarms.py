@@ -78,8 +78,8 @@ def test_a_swarm_brings_a_blob_to_all_and_the_origin_is_read_about_once(site: Si
     statuses = [pull.result() for pull in pulls]
     assert all(right(output(site, agent), digest) for agent in agents)
     assert all(status.bytes_origin + status.bytes_peers == SIZE for status in statuses)
-    # Where a host with a lease gets no processor for long, another one reads that stripe, too. Hosts
-    # that each read for themselves read four copies.
+    # Where a host with a lease gets no processor for long, another one reads its stripe, too; where
+    # each reads for itself, they read four copies.
     assert site.origin_bytes(digest) < 2 * SIZE
     assert sum(agent.metric(BY_BITTORRENT) for agent in agents) >= 2 * SIZE
     assert sum(agent.metric(BY_TREES) for agent in agents) == 0
