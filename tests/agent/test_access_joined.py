@@ -248,7 +248,7 @@ async def test_a_child_receives_with_the_ticket_of_its_plan(site: AccessSite) ->
     await until(lambda: len(site.tracker.hellos) == 2)
     status = await site.pull(child, digest)
     assert status.state == "done" and (status.bytes_peers, status.bytes_origin) == (len(DATA), 0)
-    await until(lambda: seed.agent.uplink.sent_bytes_total == len(DATA))
+    await until(lambda: seed.agent.uplink.sent_bytes_total >= len(DATA))
 
 
 @pytest.mark.parametrize("wrong", ["none", "expired", "foreign", "another blob", "another host", "garbage"])
@@ -548,13 +548,14 @@ async def test_hosts_with_certificates_of_another_authority_feed_those_that_join
     tracker._whole[digest] = ["h1"]
     assert (await site.pull(other, digest)).bytes_peers == len(DATA)
     # A block counts once the sender has seen that it went: the receiver may be sooner.
-    await until(lambda: joined.agent.uplink.sent_bytes_total == len(DATA) == first.agent.uplink.sent_bytes_total)
+    await until(lambda: all(each.agent.uplink.sent_bytes_total >= len(DATA) for each in (joined, first)))
     tracker._whole[digest], tracker._addresses["h7"] = ["h7"], first.settings.address
+    sent = first.agent.uplink.sent_bytes_total
     late = await site.agent("h3")
     await until(lambda: len(tracker.hellos) == 4)
     pull = asyncio.create_task(site.pull(late, digest))
     await until(lambda: [said for said in tracker.said if type(said).__name__ == "Complaint"])
-    assert first.agent.uplink.sent_bytes_total == len(DATA), "h0 is not h7"
+    assert first.agent.uplink.sent_bytes_total == sent, "h0 is not h7"
     pull.cancel()
 
 

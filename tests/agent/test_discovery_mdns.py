@@ -198,6 +198,26 @@ async def test_of_two_of_a_name_that_begin_at_once_one_stays(network: str) -> No
         await until(lambda: addresses(other) == [f"{ADDRESS}:{left.settings.listen[1]}"])
 
 
+async def test_a_name_that_another_uses_while_it_is_announced_is_defended_after_that(
+    network: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    h1 = discovery("agent", network, "h1", 7071)
+    async with running(h1):
+        await until(lambda: announced(h1))
+        (responder,) = h1._responders.values()
+        await until(lambda: responder._announcing is not None and responder._announcing.done())
+        over = asyncio.Event()
+
+        async def announce() -> None:
+            await over.wait()
+
+        responder._begin(announce())
+        responder._defend()
+        assert "uses the name" not in caplog.text
+        over.set()
+        await until(lambda: "uses the name" in caplog.text)
+
+
 @asynccontextmanager
 async def intruder(own: Announcement, port: int) -> AsyncIterator[None]:
     """Somebody who uses a name without asking whose it is."""

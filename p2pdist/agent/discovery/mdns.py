@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 from itertools import islice
@@ -200,6 +200,8 @@ class _Responder:
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._conflict_logged = False
         self._defended = False
+        self._defend_again = False
+        """Whether the name is to be defended once what is announced now has been."""
 
     async def start(self) -> None:
         """Begin to listen and to ask. Raises OSError and zeroconf's errors."""
@@ -213,7 +215,7 @@ class _Responder:
                 question_type=DNSQuestionType.QM,
             )
         if self._claims:
-            self._announcing = asyncio.create_task(self._announce(), name=f"announce-{self._link.address}")
+            self._begin(self._announce())
 
     async def stop(self) -> None:
         tasks = [*self._lookups.values(), *([self._announcing] if self._announcing else [])]
@@ -230,6 +232,15 @@ class _Responder:
     @property
     def announced(self) -> bool:
         return self._info is not None
+
+    def _begin(self, announcing: Coroutine[Any, Any, None]) -> None:
+        self._announcing = asyncio.create_task(announcing, name=f"announce-{self._link.address}")
+        self._announcing.add_done_callback(self._ended)
+
+    def _ended(self, announcing: asyncio.Task[None]) -> None:
+        if self._defend_again and not announcing.cancelled():
+            self._defend_again = False
+            self._defend(DEFEND_S)
 
     async def _announce(self) -> None:
         """Claim the name, and announce it once no other process has it."""
@@ -293,23 +304,26 @@ class _Responder:
         self._log_conflict(f"{rival[0]} port {rival[1]}")
         if self._announcing is not None:
             self._announcing.cancel()
-        self._announcing = asyncio.create_task(self._announce_later())
+        self._begin(self._announce_later())
 
     async def _announce_later(self) -> None:
         await asyncio.sleep(GATHER_S if self._discovery.kind == "tracker" else RETRY_S)
         await self._announce()
 
-    def _defend(self) -> None:
-        """Announce the name again after another process announced or withdrew it, every DEFEND_S at
-        most."""
-        if self._info is None or self._zeroconf is None or (self._announcing and not self._announcing.done()):
+    def _defend(self, pause_s: float = 0.0) -> None:
+        """Announce the name again, after a pause, since another process announced or withdrew it;
+        every DEFEND_S at most."""
+        if self._info is None or self._zeroconf is None:
+            return
+        if self._announcing and not self._announcing.done():
+            self._defend_again = True  # the other one may have spoken after the last packet of this one
             return
         if not self._defended:
             logger.warning(
                 "another process on %s uses the name %s, too", self._link.interface, _instance(self._info.name)
             )
-        pause_s, self._defended = DEFEND_S if self._defended else 0.0, True
-        self._announcing = asyncio.create_task(self._announce_again(self._zeroconf, self._info, pause_s))
+        pause_s, self._defended = DEFEND_S if self._defended else pause_s, True
+        self._begin(self._announce_again(self._zeroconf, self._info, pause_s))
 
     async def _announce_again(self, zeroconf: AsyncZeroconf, info: ServiceInfo, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
