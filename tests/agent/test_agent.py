@@ -365,6 +365,28 @@ async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_sto
     assert told == set(blob.have) and told
 
 
+async def test_a_reader_of_the_origin_that_is_closed_as_it_begins_says_that_it_has_ended(rig: Rig) -> None:
+    """A pull would count it among the writers of its blob for ever, and so would the next pulls:
+    none could change over to a swarm."""
+    digest = await rig.publish(rig.data)
+    blob, _ = await rig.fetch(digest)
+    events = list[StreamEvent]()
+    reader = OriginReader(
+        rig.layout,
+        blob,
+        0,
+        1,
+        events.append,
+        number=1,
+        reading=lambda length: nullcontext(),
+        pause=at_once,
+    )
+    reader.start()
+    reader.close()
+    await until(lambda: events)
+    assert events == [StreamClosed(1, "closed")]
+
+
 async def test_a_wrong_setting_is_found_before_the_store_is_opened(tmp_path: Path) -> None:
     for wrong in (
         {"origin": "nonsense"},

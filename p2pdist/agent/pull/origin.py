@@ -158,7 +158,8 @@ class OriginReader:
 
     def start(self) -> None:
         """Begin to read."""
-        self._task = asyncio.create_task(self._run(), name=f"origin-stripe-{self._stripe}")
+        self._task = asyncio.create_task(self._read_all(), name=f"origin-stripe-{self._stripe}")
+        self._task.add_done_callback(self._ended)  # a task may be cancelled before it runs
 
     def close(self) -> None:
         """End now; StreamClosed still follows."""
@@ -169,15 +170,13 @@ class OriginReader:
         """End now, as `close` does."""
         self.close()
 
-    async def _run(self) -> None:
-        ended = StreamClosed(self.number, "done")
-        try:
-            await self._read_all()
-        except asyncio.CancelledError:
-            ended = StreamClosed(self.number, "closed")
-        except BaseExceptionGroup as group:
-            ended = self._failure(group.exceptions[0])
-        self._on_event(ended)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            self._on_event(StreamClosed(self.number, "closed"))
+        elif (error := task.exception()) is None:
+            self._on_event(StreamClosed(self.number, "done"))
+        else:
+            self._on_event(self._failure(error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error))
 
     async def _read_all(self) -> None:
         vouched = self._vouched
