@@ -223,6 +223,26 @@ def test_a_peer_that_sends_garbage_is_banned(host: Host) -> None:
     assert finished(host.blob(found), found)
 
 
+def test_pieces_that_came_wrong_and_stay_locked_come_from_a_good_seed(host: Host) -> None:
+    """libtorrent 2.1.1 now and then keeps what came wrong locked for ever, as it is here by its
+    priority; it begins anew then, and the bad peer is still not spoken to again."""
+    found = sample(7, COUNT)
+    bad = host.peer(found.torrent, bytes(len(found.data)), host="127.0.0.2")
+    transfer, events = host.fetch(found, from_peers(bad))
+    wait_until(lambda: host.session.peers_banned > 0, "the ban")
+    handle, session = transfer._handle, host.session._session
+    assert handle is not None and session is not None
+    session.apply_settings({"close_redundant_connections": False})
+    handle.prioritize_pieces([0] * COUNT)
+    good = host.peer(found.torrent, found.data)
+    transfer.add_peers([bad.address, good.address])
+    assert events.closed().reason == "done"
+    assert bad.connections == 1
+    assert good.connections == 2, "before and after"
+    assert sorted(events.pieces) == list(range(COUNT))
+    assert finished(host.blob(found), found)
+
+
 class _Web(BaseHTTPRequestHandler):
     """Answers announces of the first version's info hash with `peers`, and ranges of `content`."""
 

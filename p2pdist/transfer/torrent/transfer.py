@@ -17,7 +17,8 @@ STAY_S. libtorrent opens the file by a descriptor of this process (/proc/self/fd
 it is called meanwhile.
 
 A transfer begins with few peers (settings.py), and gets more while next to nothing comes
-(PeerLimit).
+(PeerLimit). libtorrent may keep pieces that came wrong from being requested again, for ever: the
+transfer has it begin the torrent anew then (WrongPieces).
 
 Invariants: nothing else writes into the blob from start() until StreamClosed, and a piece counts
 only through Blob.import_piece. Exactly one StreamClosed is posted, as the last event, after
@@ -36,7 +37,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,7 +47,15 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.torrent import BLOCK_SIZE, Torrent
 from p2pdist.transfer.stream.events import Ending, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.torrent.session import Member, TorrentSession
-from p2pdist.transfer.torrent.swarm import Address, OpenFile, Swarm, check_peers, priorities, torrent_parameters
+from p2pdist.transfer.torrent.swarm import (
+    PEERS_MAX,
+    Address,
+    OpenFile,
+    Swarm,
+    check_peers,
+    priorities,
+    torrent_parameters,
+)
 
 if TYPE_CHECKING:
     import libtorrent as lt
@@ -86,6 +95,36 @@ class PeerLimit:
                 self.count = 2 * self.count if self.count < DOUBLED_BELOW else -1
                 handle.set_max_connections(self.count)
         return self._came_at + STILL_S
+
+
+class WrongPieces:
+    """Pieces that came wrong and have not come since. libtorrent locks such a piece until its disk
+    threads have let go of it, which some releases (2.1.1) forget where the piece was just being
+    written. Times are time.monotonic()."""
+
+    def __init__(self) -> None:
+        self._pieces: set[int] = set()
+        self._look_at = 0.0
+
+    def failed(self, piece: int, now: float) -> None:
+        """Note that a piece came wrong."""
+        self._pieces.add(piece)
+        self._look_at = now + STILL_S
+
+    def passed(self, piece: int, now: float) -> None:
+        """Note that a piece came."""
+        self._pieces.discard(piece)
+        self._look_at = now + STILL_S
+
+    def locked(self, lt: Any, handle: lt.torrent_handle, now: float) -> bool:
+        """Whether nothing has come for STILL_S, and peers that would give one of the pieces are
+        asked for nothing."""
+        if not self._pieces or now < self._look_at:
+            return False
+        self._look_at = now + STILL_S
+        peers = [peer for peer in handle.get_peer_info() if not peer.flags & lt.peer_info.remote_choked]
+        givers = [peer for peer in peers if any(piece in self._pieces for piece, has in enumerate(peer.pieces) if has)]
+        return bool(givers) and not any(peer.download_queue_length for peer in givers)
 
 
 LOOK_AGAIN_S = 0.01
@@ -170,7 +209,11 @@ class TorrentTransfer:
         """A flush of libtorrent's cache is under way."""
         self._closed: StreamClosed | None = None
         """The last event, once the end is decided; written by `_finish`, `_done` and `removed`."""
-        self._neighbours = PeerLimit(session.peers_max)
+        self._neighbours, self._wrong = PeerLimit(session.peers_max), WrongPieces()
+        self._anew = False
+        """Whether the torrent is removed to be added again; written by `tick` and `removed`."""
+        self._banned: set[Address] = set()
+        """Peers that libtorrent banned, which it would not know once it begins anew."""
         self._over = threading.Event()
 
     # -- from any thread
@@ -223,7 +266,8 @@ class TorrentTransfer:
             raise Unavailable(f"the transfer of {self._blob.digest} was closed before it began")
         self._lt = lt
         path = self._file.open(self._blob.path) if self._file is not None else self._blob.path
-        params = torrent_parameters(lt, self.torrent, path, self._swarm)
+        peers = tuple(peer for peer in self._swarm.peers if peer not in self._banned)
+        params = torrent_parameters(lt, self.torrent, path, replace(self._swarm, peers=peers))
         params.piece_priorities = priorities(self._blob.layout.count)
         params.max_connections = self._neighbours.count
         params.have_pieces = [piece in self._blob.have for piece in range(self._blob.layout.count)]
@@ -254,7 +298,10 @@ class TorrentTransfer:
                 self._flushed()
             case lt.hash_failed_alert():
                 # libtorrent fetches it again, and bans the sender.
+                self._wrong.failed(alert.piece_index, time.monotonic())
                 logger.warning("piece %d of %s came wrong by BitTorrent", alert.piece_index, self._blob.digest)
+            case lt.peer_ban_alert() if len(self._banned) < PEERS_MAX:
+                self._banned.add(alert.endpoint)
             case lt.file_error_alert():
                 self._fail(_file_error(self._blob, alert))
             case lt.torrent_error_alert():
@@ -283,11 +330,19 @@ class TorrentTransfer:
             unseen.due = now + unseen.pause_s
             if now - unseen.since > FLUSH_AFTER_S:
                 self._flush()
+        if self._closed is None and self._handle is not None and self._wrong.locked(self._lt, self._handle, now):
+            logger.info("%s begins anew: BitTorrent requests nothing that came wrong", self._blob.digest)
+            self._anew, self._handle = True, None
+            self._session.remove(self.info_hash)
         still_at = self._neighbours.raise_if_still(self._handle, now) if self._handle is not None else None
         return min((unseen.due for unseen in self._unseen.values()), default=still_at)
 
     def removed(self, error: P2PDistError | None) -> None:
-        """Verify the last pieces and post StreamClosed: libtorrent has closed the file."""
+        """Verify the last pieces and post StreamClosed, or begin anew: libtorrent has closed the
+        file."""
+        if self._anew and self._closed is None and error is None:
+            self._add_again()
+            return
         if self._closed is None:
             failure = error or P2PDistError(f"libtorrent has dropped the torrent of {self._blob.digest}")
             self._closed = StreamClosed(self.number, "failed", failure.what, failure)
@@ -304,6 +359,20 @@ class TorrentTransfer:
         self._on_event(self._closed)
         self._over.set()
 
+    def _add_again(self) -> None:
+        """Add the torrent as one of which nothing is known but the pieces that are here."""
+        self._anew = self._flushing = False
+        if self._file is not None:
+            self._file.close()
+        for piece in list(self._unseen):
+            self._look(piece)
+        self._unseen.clear()
+        self._neighbours, self._wrong = PeerLimit(self._session.peers_max), WrongPieces()
+        if self._closed is None:
+            self._session.add(self)
+        else:
+            self.removed(None)
+
     # -- pieces
 
     def _passed(self, piece: int) -> None:
@@ -313,6 +382,7 @@ class TorrentTransfer:
             return
         now = time.monotonic()
         self._neighbours.came(now)
+        self._wrong.passed(piece, now)
         self._unseen[piece] = _Unseen(now, now + LOOK_AGAIN_S)
         self._look(piece)
 
@@ -360,9 +430,13 @@ class TorrentTransfer:
     # -- the end
 
     def _connect(self, peers: Sequence[Address]) -> None:
+        if self._closed is None:
+            known = dict.fromkeys((*self._swarm.peers, *peers))
+            self._swarm = replace(self._swarm, peers=tuple(known)[-PEERS_MAX:])
         if self._handle is not None and self._closed is None:
             for peer in peers:
-                self._handle.connect_peer(peer)
+                if peer not in self._banned:
+                    self._handle.connect_peer(peer)
 
     def _done(self) -> None:
         """End, or stay in the swarm: all pieces are verified."""
