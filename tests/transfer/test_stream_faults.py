@@ -24,6 +24,7 @@ from stream_rig import PIECE, RawPeer, Receiver, SampleBlob
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unauthenticated, Unavailable
 from p2pdist.model.messages import STREAM_END
 from p2pdist.model.pieces import PieceSet
+from p2pdist.transfer.stream.events import StreamClosed
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.p2pdist.stream\r\nConnection: close\r\n\r\n"
 END = struct.pack(">II", STREAM_END, 0)
@@ -295,6 +296,26 @@ async def test_a_port_where_nobody_listens_refuses(receiver: Receiver) -> None:
 async def test_an_address_that_is_none_refuses(receiver: Receiver) -> None:
     for address in ("nonsense", "::1:80", "name-that-is-not.invalid:80", "a:0"):
         assert (await receiver.closed(receiver.open(0, address=address))).reason == "refused"
+
+
+async def test_a_stream_that_may_have_no_thread_fails_and_says_so(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was raised instead ended the ticks of the pull that opened the stream, which then waited
+    for ever."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    stream = receiver.open(1, start=False)
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        stream.start()
+    await receiver.until(lambda: bool(receiver.events))
+    (closed,) = receiver.events
+    assert isinstance(closed, StreamClosed) and closed.reason == "failed"
+    assert closed.error is not None and "thread" in closed.error.what and "pids.max" in closed.error.remedy
+    assert stream.join(0)
 
 
 async def test_a_host_that_does_not_answer_refuses_after_the_timeout_and_close_does_not_wait_for_it(

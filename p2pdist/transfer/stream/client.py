@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from p2pdist.model.address import Vicinity
+from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import Source
@@ -40,6 +41,11 @@ DEAD_AFTER_S = 10.0
 
 END_WAIT_S = 1.0
 """The closing frame comes with the last piece, or the connection is not worth keeping."""
+
+MORE_THREADS = (
+    "Raise pids.max of its control group (TasksMax= of its unit), ulimit -u of its user, or ulimit -v, of which each "
+    "thread takes some"
+)
 
 logger = logging.getLogger(__name__)
 _numbers = itertools.count(1)
@@ -147,7 +153,10 @@ class IncomingStream:
 
     def start(self) -> None:
         """Connect and receive, in a new thread; once only."""
-        self._start_thread(0.0)
+        try:
+            self._start_thread(0.0)
+        except Ended as failure:
+            self._end(failure, self._on_event)
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the stream has ended; False when it has not within `timeout_s`. Not on the
@@ -165,9 +174,13 @@ class IncomingStream:
     # -- the receiver thread
 
     def _start_thread(self, pause_s: float) -> None:
-        """Receive in a new thread, after a pause."""
+        """Receive in a new thread, after a pause. Raises Ended where there can be none."""
         name = f"stripe-{self.request.stripe}-{self.source}"
-        threading.Thread(target=self._run, args=(pause_s,), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(pause_s,), name=name, daemon=True).start()
+        except RuntimeError as error:  # as many threads run as this process may have
+            failure = Unavailable("this agent may not start another thread", remedy=MORE_THREADS)
+            raise Ended("failed", failure.what, failure) from error
 
     def _run(self, pause_s: float) -> None:
         error: Exception | None = None
