@@ -317,6 +317,43 @@ async def test_a_range_that_is_ignored_is_found_all_the_same(odd: Any) -> None:
     assert await origin.read_range(DIGEST, 1000, 5000) == BLOB[1000:6000]
 
 
+async def test_a_registry_without_ranges_sends_a_blob_once_for_all_ranges(odd: Any) -> None:
+    """It sent the blob from its beginning for each piece: half of the square of what was read."""
+    asked: list[str] = []
+
+    async def whole(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(body=BLOB)
+
+    origin, step = await odd(whole), 1024
+    starts = range(0, len(BLOB), step)
+    assert [await origin.read_range(DIGEST, start, step) for start in starts] == [
+        BLOB[start : start + step] for start in starts
+    ]
+    assert len(asked) == 1
+    asked.clear()
+    pieces = await asyncio.gather(*(origin.read_range(DIGEST, start, step) for start in starts))
+    assert b"".join(pieces) == BLOB
+    assert len(asked) <= 1
+    with pytest.raises(Corrupt):
+        await origin.read_range(DIGEST, len(BLOB) - 1, 2)
+
+
+async def test_a_document_whose_connection_breaks_off_is_not_damaged(odd: Any) -> None:
+    """Pulls wait for a registry that is disturbed; what is damaged they give up."""
+
+    async def broken(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(len(BLOB))})
+        await response.prepare(request)
+        await response.write(BLOB[:1000])
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    with pytest.raises(Unavailable, match="broke the connection"):
+        await (await odd(broken)).read(DIGEST)
+
+
 async def test_another_range_or_other_bytes_are_corrupt(odd: Any) -> None:
     async def shifted(request: web.Request) -> web.Response:
         return web.Response(status=206, body=BLOB[:100], headers={"Content-Range": f"bytes 0-99/{len(BLOB)}"})
@@ -344,6 +381,26 @@ async def test_storage_behind_a_redirect_gets_no_credentials(odd: Any) -> None:
 
     assert await (await odd(redirects)).read(DIGEST) == BLOB
     assert seen == [None]
+
+
+async def test_storage_behind_a_redirect_may_take_signed_gets_alone(odd: Any) -> None:
+    """A push looks first whether a blob is there, and was refused."""
+
+    async def storage(request: web.Request) -> web.Response:
+        if request.method == "HEAD":
+            return web.Response(status=403)
+        return web.Response(status=206, body=BLOB[:1], headers={"Content-Range": f"bytes 0-0/{len(BLOB)}"})
+
+    target = (await odd(storage)).url.replace("oci://127.0.0.1", "http://localhost") + "/there"
+
+    async def redirects(request: web.Request) -> web.Response:
+        if DIGEST in request.path and "/blobs/" in request.path:
+            return web.Response(status=307, headers={"Location": target})
+        return web.Response(status=404)
+
+    origin = await odd(redirects)
+    assert await origin.size(DIGEST) == len(BLOB)
+    assert await origin.size(digest_of(b"absent")) is None
 
 
 async def test_a_busy_registry_is_asked_again_and_a_broken_one_is_not_for_ever(odd: Any) -> None:

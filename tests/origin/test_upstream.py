@@ -790,6 +790,27 @@ async def test_errors_and_hangs_are_unavailable(odd: Odd, opened: Opens, monkeyp
         await opened("127.0.0.1:1").repository("team/app").manifest("v1")
 
 
+async def test_what_breaks_off_in_the_middle_is_unavailable(odd: Odd, opened: Opens) -> None:
+    """Also the first range of all, of which a failure of another kind ended the pull; and a
+    manifest, which was called damaged."""
+
+    async def broken(request: web.Request) -> web.StreamResponse:
+        ranged = {"Content-Range": "bytes 0-99/100"} if "Range" in request.headers else {}
+        response = web.StreamResponse(status=206 if ranged else 200, headers={"Content-Length": "100", **ranged})
+        await response.prepare(request)
+        await response.write(b"x" * 50)
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    digest = digest_of(b"x")
+    odd.answers |= {digest: broken, "v1": broken}
+    repository = opened(odd.address).repository("team/app")
+    for attempt in (repository.read_range(digest, 0, 100), repository.manifest("v1")):
+        with pytest.raises(Unavailable, match="broke the connection"):
+            await attempt
+
+
 async def test_ranges_that_were_not_asked_for_are_corrupt(odd: Odd, opened: Opens) -> None:
     digest, stated = digest_of(b"x"), ""
 

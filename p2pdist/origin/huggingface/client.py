@@ -107,7 +107,8 @@ class HubClient:
             return
 
     async def read_body(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
-        """The whole body. Raises Corrupt where it is encoded, over `limit` bytes or ends early."""
+        """The whole body. Raises Corrupt where it is encoded or over `limit` bytes, and ClientError
+        where the connection breaks off."""
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise Corrupt(f"{self.url} encodes {response.url.path}, which changes its bytes")
         try:

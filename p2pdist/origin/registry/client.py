@@ -24,7 +24,7 @@ from aiohttp.abc import AbstractResolver
 from aiohttp.helpers import get_env_proxy_for_url
 from yarl import URL
 
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, unreached
+from p2pdist.model.errors import NotFound, P2PDistError, Refused, TooLarge, Unavailable, unreached
 from p2pdist.origin.registry.accounts import Account, Accounts, Fixed, docker_accounts
 from p2pdist.origin.registry.addresses import (
     AllowedAddresses,
@@ -286,16 +286,22 @@ def redirect_target(shown: str, base: URL, url: URL, location: str) -> URL:
 
 
 async def read_limited(response: aiohttp.ClientResponse, limit: int, where: str) -> bytes:
-    """The whole body. Raises TooLarge over `limit` bytes, Corrupt where it ends early."""
+    """The whole body. Raises TooLarge over `limit` bytes, and ClientError where the connection
+    breaks off."""
     data = bytearray()
-    try:
-        async for chunk in response.content.iter_any():
-            data += chunk
-            if len(data) > limit:
-                raise TooLarge(f"{where} sent more than {limit} bytes of {response.url.path}")
-    except aiohttp.ClientPayloadError as error:
-        raise Corrupt(f"{where} ended {response.url.path} early", remedy="Try again") from error
+    async for chunk in response.content.iter_any():
+        data += chunk
+        if len(data) > limit:
+            raise TooLarge(f"{where} sent more than {limit} bytes of {response.url.path}")
     return bytes(data)
+
+
+def whole_size(response: aiohttp.ClientResponse) -> int | None:
+    """The size of what a response to a request for its first byte is a part of."""
+    if response.status == 200:
+        return response.content_length
+    total = response.headers.get("Content-Range", "").rpartition("/")[2]
+    return int(total) if total.isascii() and total.isdecimal() and len(total) < 20 else None
 
 
 def proxy_of(url: URL) -> tuple[URL | None, aiohttp.BasicAuth | None]:

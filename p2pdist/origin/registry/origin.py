@@ -18,6 +18,8 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -30,14 +32,14 @@ from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIF
 from p2pdist.model.url import redacted
 from p2pdist.origin.contract import Tagged
 from p2pdist.origin.layout import altered
-from p2pdist.origin.registry.client import RegistryClient, read_limited
+from p2pdist.origin.registry.client import RegistryClient, read_limited, whole_size
 from p2pdist.origin.registry.names import REPOSITORY, TAG, RepositoryNames
 from p2pdist.origin.registry.upload import Upload
+from p2pdist.origin.registry.whole_read import READ_BYTES, WholeRead
 
 CHUNK_BYTES = 16 << 20
 """Of one request of an upload, which is repeated from where the registry says that it stands."""
 
-READ_BYTES = 1 << 20
 TAGS_MAX = 100_000
 TAG_PAGE = 1000
 LOOKS_AT_ONCE = 8
@@ -79,6 +81,7 @@ class RegistryOrigin:
         self._manifests: OrderedDict[Digest, tuple[str, bytes] | None] = OrderedDict()
         """Media types and bytes of manifests written here, None for those only known to be one."""
         self._notes: dict[str, tuple[float, bytes]] = {}
+        self._blobs = _Blobs(self._client, self._names)
 
     # -- reading
 
@@ -142,27 +145,11 @@ class RegistryOrigin:
             return await read_limited(response, limit, self.url)
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
-        if length <= 0:
-            return b""
-        headers = {"Range": f"bytes={start}-{start + length - 1}"}
-        expect = frozenset({200, 206, 416})
-        path = self._names.path(f"blobs/{digest}")
-        async with self._client.request(
-            "GET", path, self._names.scope("pull"), headers=headers, expect=expect
-        ) as response:
-            data = await _range_of(response, digest, self.url, start, length)
-        if len(data) != length:
-            raise _corrupt(digest, self.url, f"it is truncated: {len(data)} of {length} bytes at offset {start}")
-        return data
+        return await self._blobs.read_range(digest, start, length) if length > 0 else b""
 
     async def size(self, digest: Digest) -> int | None:
-        if digest not in self._manifests:
-            path = self._names.path(f"blobs/{digest}")
-            async with self._client.request(
-                "HEAD", path, self._names.scope("pull"), expect=frozenset({200, 404})
-            ) as response:
-                if response.status == 200:
-                    return response.content_length
+        if digest not in self._manifests and (size := await self._blobs.size(digest)) is not None:
+            return size
         described = await self._head_manifest(digest)
         return described.size if described is not None else None
 
@@ -291,7 +278,63 @@ class RegistryOrigin:
         yield
 
     async def close(self) -> None:
+        self._blobs.close()
         await self._client.close()
+
+
+class _Blobs:
+    """Reads the blobs of one repository."""
+
+    def __init__(self, client: RegistryClient, names: RepositoryNames) -> None:
+        self._client, self._names = client, names
+        self._whole: dict[Digest, WholeRead] = {}
+        """Those that are being read whole, since the registry ignores ranges."""
+
+    def close(self) -> None:
+        """End what is being read."""
+        for whole in list(self._whole.values()):
+            whole.close()
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
+        """`length` bytes from `start`, not none. Raises what Origin.read_range raises."""
+        if digest not in self._whole:
+            async with AsyncExitStack() as held:
+                response = await held.enter_async_context(self._response(digest, start, length))
+                if response.status != 200 or (not start and response.content_length == length):
+                    return await _range_of(response, digest, self._client.url, start, length)
+                whole = self._whole_of(digest)
+                if whole.is_new:
+                    whole.begin(response, held.pop_all())
+        return await self._whole_of(digest).read(start, length)
+
+    async def size(self, digest: Digest) -> int | None:
+        """The size of a blob, None where there is none."""
+        path, scope = self._names.path(f"blobs/{digest}"), self._names.scope("pull")
+        with contextlib.suppress(Refused):  # storage behind a redirect may take signed GETs alone
+            async with self._client.request("HEAD", path, scope, expect=frozenset({200, 404})) as response:
+                if response.status == 404 or response.content_length is not None:
+                    return response.content_length if response.status == 200 else None
+        expect = frozenset({200, 206, 404, 416})
+        async with self._client.request("GET", path, scope, headers={"Range": "bytes=0-0"}, expect=expect) as response:
+            return whole_size(response)
+
+    def _whole_of(self, digest: Digest) -> WholeRead:
+        """The response with all of a blob that its readers share."""
+        whole = self._whole.get(digest)
+        if whole is None:
+            respond, ended = partial(self._response, digest), partial(self._whole.pop, digest, None)
+            whole = self._whole[digest] = WholeRead(self._client.url, digest, respond, ended)
+        return whole
+
+    @contextlib.asynccontextmanager
+    async def _response(self, digest: Digest, start: int = 0, length: int = 0) -> AsyncIterator[ClientResponse]:
+        """The response to a request for a range of a blob, or with no length for all of it."""
+        headers = {"Range": f"bytes={start}-{start + length - 1}"} if length else {}
+        path, expect = self._names.path(f"blobs/{digest}"), frozenset({200, 206, 416})
+        async with self._client.request(
+            "GET", path, self._names.scope("pull"), headers=headers, expect=expect
+        ) as response:
+            yield response
 
 
 def _remember(
@@ -351,19 +394,16 @@ def _unreadable(path: Path, error: OSError) -> P2PDistError:
 
 
 async def _range_of(response: ClientResponse, digest: str, url: str, start: int, length: int) -> bytes:
-    """What a response to a request for a range has of it, at most `length` bytes. Where the range
-    was ignored (RFC 9110, 14.2), what is before it is read over. Raises Corrupt for another
-    range."""
-    data, passed = bytearray(), start
-    if response.status == 416:
-        return b""
+    """What a response to a request for a range has of it. Raises Corrupt for another range, or for
+    less."""
+    data = bytearray()
     if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
         raise _corrupt(digest, url, "another range was sent than was asked for")
-    if response.status == 200:
-        passed = 0
-    async for chunk in response.content.iter_chunked(READ_BYTES):
-        data += chunk[max(0, start - passed) : max(0, start + length - passed)]
-        passed += len(chunk)
-        if passed >= start + length:
-            break
-    return bytes(data)
+    if response.status != 416:
+        async for chunk in response.content.iter_chunked(READ_BYTES):
+            data += chunk
+            if len(data) >= length:
+                break
+    if len(data) < length:
+        raise _corrupt(digest, url, f"it is truncated: {len(data)} of {length} bytes at offset {start}")
+    return bytes(data[:length])

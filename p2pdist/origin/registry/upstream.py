@@ -6,8 +6,7 @@ the range that was asked for. Nothing else about a registry is trusted; sizes, n
 limits.
 
 Some registries, or the storage behind them, ignore Range and send a blob whole. Then all readers of
-one blob in this process share a response that runs forward through the blob (`_WholeRead`): reading
-it by ranges would send the blob once for each range.
+one blob in this process share a response that runs forward through the blob (whole_read.py).
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,10 @@ from p2pdist.model.digest import EMPTY_DIGEST, Digest, digest_of, hex_of, is_dig
 from p2pdist.model.errors import (
     Corrupt,
     NotFound,
-    P2PDistError,
     Refused,
     TooLarge,
     Unavailable,
     UsageError,
-    unreached,
 )
 from p2pdist.model.image import ImageName, image_name, is_tag
 from p2pdist.model.image_manifest import (
@@ -51,7 +49,8 @@ from p2pdist.model.manifest import MANIFEST_BYTES_MAX
 from p2pdist.model.upstream import UpstreamSettings
 from p2pdist.origin.registry.accounts import Accounts, docker_accounts
 from p2pdist.origin.registry.authentication import PullToken, TokenSource
-from p2pdist.origin.registry.client import RegistryClient, read_limited
+from p2pdist.origin.registry.client import RegistryClient, read_limited, whole_size
+from p2pdist.origin.registry.whole_read import READ_BYTES, WholeRead
 
 DOCUMENT_TIMEOUT_S = 30.0
 """How long a manifest, a list or a size may take in all."""
@@ -70,17 +69,10 @@ RANGES_AGAIN_S = 300.0
 """So long a registry that ignored a range is taken to have none: it may have been one machine of
 many, or a proxy on the way."""
 
-READ_BYTES = 1 << 20
 TAGS_BYTES_MAX = 4 << 20
 TAG_PAGE_MAX = 1000
 PAGES_MAX = 100
 REFERRERS_MAX = 1000
-BEHIND_BYTES_MAX = 64 << 20
-"""Bytes of a blob that is read whole which are kept for readers that ask for them a little late."""
-
-IDLE_S = 5.0
-"""How long a response that is read whole waits for another reader."""
-
 logger = logging.getLogger(__name__)
 _RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/(?:[0-9]{1,19}|\*)\Z")
 
@@ -106,7 +98,7 @@ class UpstreamRegistry:
         )
         self._ranges: tuple[float, bool] | None = None
         """When it was seen last whether blobs can be read by ranges (time.monotonic)."""
-        self._whole: dict[Digest, _WholeRead] = {}
+        self._whole: dict[Digest, WholeRead] = {}
 
     @property
     def ranges(self) -> bool | None:
@@ -130,11 +122,16 @@ class UpstreamRegistry:
         async with _in_time(self.settings.name, DOCUMENT_TIMEOUT_S):
             return await self._client.pull_token(image_name(self.settings.name, repository).repository)
 
-    def whole(self, repository: UpstreamRepository, digest: Digest) -> _WholeRead:
+    def whole(self, repository: UpstreamRepository, digest: Digest) -> WholeRead:
         """The response that all readers of a blob share."""
         running = self._whole.get(digest)
         if running is None:
-            running = self._whole[digest] = _WholeRead(repository, digest, lambda: self._whole.pop(digest, None))
+            running = self._whole[digest] = WholeRead(
+                str(repository.name),
+                digest,
+                partial(repository.blob_response, digest),
+                lambda: self._whole.pop(digest, None),
+            )
         return running
 
     async def close(self) -> None:
@@ -228,7 +225,7 @@ class UpstreamRepository:
             async with self._request(
                 "GET", f"blobs/{digest}", {"Range": "bytes=0-0"}, frozenset({200, 206, 416})
             ) as response:
-                return _possible(_total(response), self.name, digest)
+                return _possible(whole_size(response), self.name, digest)
         except NotFound:
             return None
 
@@ -255,8 +252,7 @@ class UpstreamRepository:
         """Read a range, and find out whether there are any. None where a response with the whole
         blob came instead, which is not thrown away: all readers of the blob share it, and the one
         that found out waits for its bytes as they do."""
-        held = AsyncExitStack()
-        try:
+        async with AsyncExitStack() as held:
             response = await held.enter_async_context(self.blob_response(digest, start, length))
             if response.status != 200 or (not start and response.content_length == length):
                 data = await self._taken(response, digest, start, length)
@@ -267,8 +263,6 @@ class UpstreamRepository:
             whole = self._registry.whole(self, digest)
             if whole.is_new:
                 whole.begin(response, held.pop_all())
-        finally:
-            await held.aclose()
         return None
 
     async def _range(self, digest: Digest, start: int, length: int) -> bytes:
@@ -393,112 +387,6 @@ class UpstreamRepository:
         return url
 
 
-class _WholeRead:
-    """A response with all of a blob, which several readers of ranges share. It goes forward as far
-    as a reader waits for, and keeps the last BEHIND_BYTES_MAX bytes; a reader of earlier ones has
-    it begin again."""
-
-    def __init__(self, repository: UpstreamRepository, digest: Digest, ended: Callable[[], object]) -> None:
-        self._repository, self._digest, self._ended = repository, digest, ended
-        self._waiting: list[tuple[int, int, asyncio.Future[bytes]]] = []
-        self._kept = bytearray()
-        """The bytes before `_passed` that are still here."""
-        self._passed = 0
-        """Bytes of the response that have come."""
-        self._response: ClientResponse | None = None
-        self._held = AsyncExitStack()
-        """Ends the response."""
-        self._task: asyncio.Task[None] | None = None
-        self._asked = asyncio.Event()
-
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing has been read."""
-        return self._response is None and self._task is None
-
-    def begin(self, response: ClientResponse, held: AsyncExitStack) -> None:
-        """Go on with a response that has come already, for a blob without a reader."""
-        assert self.is_new
-        self._response, self._held = response, held
-
-    async def read(self, start: int, length: int) -> bytes:
-        """Bytes of the blob. Raises the failure of the response."""
-        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        entry = (start, length, waiter)
-        self._waiting.append(entry)
-        self._asked.set()
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"read-whole-{self._digest[7:19]}")
-        try:
-            return await waiter
-        finally:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-
-    def close(self) -> None:
-        """End now."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        failure: BaseException = Unavailable(f"the registry {self._repository.name.upstream} was left")
-        try:
-            async with asyncio.timeout(None) as idle:
-                while True:
-                    idle.reschedule(None if self._waiting else asyncio.get_running_loop().time() + IDLE_S)
-                    self._asked.clear()
-                    if not self._waiting:
-                        await self._asked.wait()
-                        continue
-                    idle.reschedule(None)
-                    await self._advance()
-        except P2PDistError as error:
-            failure = error
-        except Exception as error:
-            if not idle.expired():
-                why = unreached(error)
-                failure = Unavailable(
-                    f"{self._repository.name}: reading {self._digest} broke off: {why}", remedy="Try again"
-                )
-        finally:
-            self._ended()
-            for _, _, waiter in self._waiting:
-                if not waiter.done():
-                    waiter.set_exception(failure)
-            await self._held.aclose()
-
-    async def _advance(self) -> None:
-        """Give readers what has come, then take the next bytes."""
-        if self._serve() or not self._waiting:
-            return
-        oldest = self._passed - len(self._kept)
-        if self._response is None or any(start < oldest for start, _, _ in self._waiting):
-            await self._held.aclose()
-            self._kept, self._passed = bytearray(), 0
-            self._response = await self._held.enter_async_context(self._repository.blob_response(self._digest))
-        chunk = await self._response.content.read(READ_BYTES)
-        if not chunk:
-            raise Corrupt(
-                f"{self._repository.name}: the registry ended {self._digest} after {self._passed} bytes",
-                remedy="Try again; if it stays so, the registry's copy is damaged",
-            )
-        self._kept += chunk
-        self._passed += len(chunk)
-        if len(self._kept) > BEHIND_BYTES_MAX:
-            del self._kept[: len(self._kept) - BEHIND_BYTES_MAX]
-
-    def _serve(self) -> bool:
-        """Answer the readers whose bytes are here; whether there were any."""
-        first = self._passed - len(self._kept)
-        ready = [entry for entry in self._waiting if first <= entry[0] and entry[0] + entry[1] <= self._passed]
-        for entry in ready:
-            start, length, waiter = entry
-            self._waiting.remove(entry)
-            if not waiter.done():
-                waiter.set_result(bytes(self._kept[start - first : start - first + length]))
-        return bool(ready)
-
-
 @asynccontextmanager
 async def _in_time(upstream: str, seconds: float) -> AsyncIterator[None]:
     """Raises Unavailable where what is done within takes longer."""
@@ -525,14 +413,6 @@ def _possible(size: int | None, name: ImageName, digest: Digest) -> int | None:
     if size is not None and (not 0 <= size <= SIZE_MAX or (size == 0) != (digest == EMPTY_DIGEST)):
         raise Corrupt(f"{name}: the registry states an impossible size of {digest}: {size}")
     return size
-
-
-def _total(response: ClientResponse) -> int | None:
-    """The size of what a response to a request for its first byte is a part of."""
-    if response.status == 200:
-        return response.content_length
-    total = response.headers.get("Content-Range", "").rpartition("/")[2]
-    return int(total) if total.isascii() and total.isdecimal() and len(total) < 20 else None
 
 
 def _is_range(response: ClientResponse, start: int, length: int) -> bool:

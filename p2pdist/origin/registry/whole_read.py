@@ -1,0 +1,127 @@
+"""Reading ranges of a blob from a registry that ignores Range (RFC 9110, 14.2): it sends the blob
+whole, which by ranges it would once for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+from aiohttp import ClientResponse
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable, unreached
+
+READ_BYTES = 1 << 20
+BEHIND_BYTES_MAX = 64 << 20
+"""Bytes that are kept for readers that ask for them a little late."""
+
+IDLE_S = 5.0
+"""How long a response waits for another reader."""
+
+Respond = Callable[[], AbstractAsyncContextManager[ClientResponse]]
+
+
+class WholeRead:
+    """A response with all of a blob, which several readers of ranges share. It goes forward as far
+    as a reader waits for, and keeps the last BEHIND_BYTES_MAX bytes; a reader of earlier ones has
+    it begin again. `name` is the repository, for messages; `respond` begins a response, `ended` is
+    called when this reads no more."""
+
+    def __init__(self, name: str, digest: Digest, respond: Respond, ended: Callable[[], object]) -> None:
+        self._name, self._digest, self._respond, self._ended = name, digest, respond, ended
+        self._waiting: list[tuple[int, int, asyncio.Future[bytes]]] = []
+        self._kept = bytearray()
+        """The bytes before `_passed` that are still here."""
+        self._passed = 0
+        """Bytes of the response that have come."""
+        self._response: ClientResponse | None = None
+        self._held = AsyncExitStack()
+        """Ends the response."""
+        self._task: asyncio.Task[None] | None = None
+        self._asked = asyncio.Event()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been read."""
+        return self._response is None and self._task is None
+
+    def begin(self, response: ClientResponse, held: AsyncExitStack) -> None:
+        """Go on with a response that has come already, for a blob without a reader."""
+        assert self.is_new
+        self._response, self._held = response, held
+
+    async def read(self, start: int, length: int) -> bytes:
+        """Bytes of the blob. Raises the failure of the response."""
+        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        entry = (start, length, waiter)
+        self._waiting.append(entry)
+        self._asked.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"read-whole-{self._digest[7:19]}")
+        try:
+            return await waiter
+        finally:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+
+    def close(self) -> None:
+        """End now."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        failure: BaseException = Unavailable(f"{self._name}: reading {self._digest} was left")
+        try:
+            async with asyncio.timeout(None) as idle:
+                while True:
+                    idle.reschedule(None if self._waiting else asyncio.get_running_loop().time() + IDLE_S)
+                    self._asked.clear()
+                    if not self._waiting:
+                        await self._asked.wait()
+                        continue
+                    idle.reschedule(None)
+                    await self._advance()
+        except P2PDistError as error:
+            failure = error
+        except Exception as error:
+            if not idle.expired():
+                why = unreached(error)
+                failure = Unavailable(f"{self._name}: reading {self._digest} broke off: {why}", remedy="Try again")
+        finally:
+            self._ended()
+            for _, _, waiter in self._waiting:
+                if not waiter.done():
+                    waiter.set_exception(failure)
+            await self._held.aclose()
+
+    async def _advance(self) -> None:
+        """Give readers what has come, then take the next bytes."""
+        if self._serve() or not self._waiting:
+            return
+        oldest = self._passed - len(self._kept)
+        if self._response is None or any(start < oldest for start, _, _ in self._waiting):
+            await self._held.aclose()
+            self._kept, self._passed = bytearray(), 0
+            self._response = await self._held.enter_async_context(self._respond())
+        chunk = await self._response.content.read(READ_BYTES)
+        if not chunk:
+            raise Corrupt(
+                f"{self._name}: the registry ended {self._digest} after {self._passed} bytes",
+                remedy="Try again; if it stays so, the registry's copy is damaged",
+            )
+        self._kept += chunk
+        self._passed += len(chunk)
+        if len(self._kept) > BEHIND_BYTES_MAX:
+            del self._kept[: len(self._kept) - BEHIND_BYTES_MAX]
+
+    def _serve(self) -> bool:
+        """Answer the readers whose bytes are here; whether there were any."""
+        first = self._passed - len(self._kept)
+        ready = [entry for entry in self._waiting if first <= entry[0] and entry[0] + entry[1] <= self._passed]
+        for entry in ready:
+            start, length, waiter = entry
+            self._waiting.remove(entry)
+            if not waiter.done():
+                waiter.set_result(bytes(self._kept[start - first : start - first + length]))
+        return bool(ready)
