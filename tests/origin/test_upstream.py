@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 from image_rig import Made, Odd, docker_config, make_image, make_index, odd_registry, push_image
 from registry_rig import PASSWORD, USER, Realm, Registry, needs_registry, running_registry
+from waits import until
 from yarl import URL
 
 from p2pdist.agent.images.credentials import upstream_lets
@@ -857,6 +858,25 @@ async def test_a_registry_without_ranges_sends_a_blob_once_to_all_readers(odd: O
     assert await repository.read_range(digest, 5, 10) == blob[5:15]
     with pytest.raises(Corrupt):
         await repository.read_range(digest, len(blob) - 5, 10)
+
+
+async def test_a_response_that_is_whole_waits_for_readers_that_keep_to_a_limit(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host with a small share of the origin asked for a piece in more than five seconds, and had
+    the blob begin again for each. Once all has come the response waits shortly."""
+    monkeypatch.setattr("p2pdist.origin.registry.whole_read.IDLE_S", 0.05)
+    blob = b"".join(number.to_bytes(4, "big") for number in range(1 << 20))
+    odd.blobs[digest := digest_of(blob)] = blob
+    odd.ranges = False
+    registry = opened(odd.address)
+    repository, half = registry.repository("team/app"), len(blob) // 2
+    assert await repository.read_range(digest, 0, 100) == blob[:100]
+    await asyncio.sleep(0.3)
+    assert await repository.read_range(digest, half, 100) == blob[half : half + 100]
+    assert odd.count("GET", "blobs") == 1
+    assert await repository.read_range(digest, len(blob) - 100, 100) == blob[-100:]
+    await until(lambda: not registry._whole)
 
 
 async def test_the_reader_that_finds_no_ranges_does_not_keep_others_from_what_has_come(odd: Odd, opened: Opens) -> None:

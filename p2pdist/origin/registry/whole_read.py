@@ -16,8 +16,9 @@ READ_BYTES = 1 << 20
 BEHIND_BYTES_MAX = 64 << 20
 """Bytes that are kept for readers that ask for them a little late."""
 
-IDLE_S = 5.0
-"""How long a response waits for another reader."""
+IDLE_S, PART_IDLE_S = 5.0, 60.0
+"""How long a response waits for another reader, and while a part of it has not come: a host that
+keeps to a limit asks seldom, and another response would begin again from the first byte."""
 
 Respond = Callable[[], AbstractAsyncContextManager[ClientResponse]]
 
@@ -75,7 +76,7 @@ class WholeRead:
         try:
             async with asyncio.timeout(None) as idle:
                 while True:
-                    idle.reschedule(None if self._waiting else asyncio.get_running_loop().time() + IDLE_S)
+                    idle.reschedule(None if self._waiting else asyncio.get_running_loop().time() + self._idle_s())
                     self._asked.clear()
                     if not self._waiting:
                         await self._asked.wait()
@@ -94,6 +95,10 @@ class WholeRead:
                 if not waiter.done():
                     waiter.set_exception(failure)
             await self._held.aclose()
+
+    def _idle_s(self) -> float:
+        ended = self._response is not None and self._response.content_length == self._passed
+        return IDLE_S if ended else PART_IDLE_S
 
     async def _advance(self) -> None:
         """Give readers what has come, then take the next bytes."""
