@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from image_rig import Made, Odd, docker_config, make_image, make_index, odd_registry, push_image
 from registry_rig import PASSWORD, USER, Realm, Registry, needs_registry, running_registry
-from waits import until
+from waits import LIMIT_S, LoopClock, until
 from yarl import URL
 
 from p2pdist.agent.images.credentials import upstream_lets
@@ -872,11 +872,84 @@ async def test_a_response_that_is_whole_waits_for_readers_that_keep_to_a_limit(
     registry = opened(odd.address)
     repository, half = registry.repository("team/app"), len(blob) // 2
     assert await repository.read_range(digest, 0, 100) == blob[:100]
-    await asyncio.sleep(0.3)
+    await until(lambda: registry._parked)
     assert await repository.read_range(digest, half, 100) == blob[half : half + 100]
     assert odd.count("GET", "blobs") == 1
     assert await repository.read_range(digest, len(blob) - 100, 100) == blob[-100:]
     await until(lambda: not registry._whole)
+
+
+async def test_few_responses_that_are_whole_wait_for_long(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps one of few connections. A host that had read its stripes of many blobs could read
+    nothing else for a minute."""
+    monkeypatch.setattr("p2pdist.origin.registry.whole_read.IDLE_S", 0.05)
+    monkeypatch.setattr("p2pdist.origin.registry.whole_read.PART_IDLE_S", 10 * LIMIT_S)
+    monkeypatch.setattr("p2pdist.origin.registry.whole_read.PARKED_MAX", 2)
+    odd.ranges = False
+    registry = opened(odd.address)
+    repository = registry.repository("team/app")
+    for number in range(4):
+        blob = bytes([number]) * (8 << 20)
+        odd.blobs[digest := digest_of(blob)] = blob
+        assert await repository.read_range(digest, 0, 100) == blob[:100]
+    await until(lambda: len(registry._whole) == len(registry._parked))
+    assert len(registry._parked) == 2
+
+
+async def test_a_response_that_is_whole_begins_again_where_the_server_did_not_wait(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers and proxies end a connection from which a client reads nothing for some time."""
+    monkeypatch.setattr("p2pdist.origin.registry.whole_read.IDLE_S", 0.05)
+    blob, left = os.urandom(3 << 20), asyncio.Event()
+
+    async def impatient(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.content_length = len(blob)
+        await response.prepare(request)
+        await response.write(blob[: 1 << 20])
+        await left.wait()
+        if odd.count("GET", "blobs") > 1:
+            await response.write(blob[1 << 20 :])
+        elif request.transport is not None:
+            request.transport.close()
+        return response
+
+    odd.answers[digest := digest_of(blob)] = impatient
+    registry = opened(odd.address)
+    repository = registry.repository("team/app")
+    assert await repository.read_range(digest, 0, 100) == blob[:100]
+    await until(lambda: registry._parked)
+    left.set()
+    assert await repository.read_range(digest, 2 << 20, 100) == blob[2 << 20 : (2 << 20) + 100]
+    assert odd.count("GET", "blobs") == 2
+
+
+async def test_a_response_of_no_stated_length_that_has_come_waits_shortly(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdist.origin.registry.whole_read.IDLE_S", 2 * LIMIT_S)
+    monkeypatch.setattr("p2pdist.origin.registry.whole_read.PART_IDLE_S", 4 * LIMIT_S)
+    blob = os.urandom(1 << 20)
+
+    async def chunked(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(blob)
+        return response
+
+    odd.answers[digest := digest_of(blob)] = chunked
+    registry, clock = opened(odd.address), LoopClock(monkeypatch)
+    assert await registry.repository("team/app").read_range(digest, len(blob) - 100, 100) == blob[-100:]
+    response = registry._whole[digest]._response
+    assert response is not None
+    await until(response.content.at_eof)
+    clock.put_forward(3 * LIMIT_S)
+    await until(lambda: registry._parked or not registry._whole)
+    assert not registry._parked
 
 
 async def test_the_reader_that_finds_no_ranges_does_not_keep_others_from_what_has_come(odd: Odd, opened: Opens) -> None:

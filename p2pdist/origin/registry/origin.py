@@ -289,6 +289,7 @@ class _Blobs:
         self._client, self._names = client, names
         self._whole: dict[Digest, WholeRead] = {}
         """Those that are being read whole, since the registry ignores ranges."""
+        self._parked: set[WholeRead] = set()
 
     def close(self) -> None:
         """End what is being read."""
@@ -323,7 +324,7 @@ class _Blobs:
         whole = self._whole.get(digest)
         if whole is None:
             respond, ended = partial(self._response, digest), partial(self._whole.pop, digest, None)
-            whole = self._whole[digest] = WholeRead(self._client.url, digest, respond, ended)
+            whole = self._whole[digest] = WholeRead(self._client.url, digest, respond, ended, self._parked)
         return whole
 
     @contextlib.asynccontextmanager

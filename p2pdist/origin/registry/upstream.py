@@ -99,6 +99,7 @@ class UpstreamRegistry:
         self._ranges: tuple[float, bool] | None = None
         """When it was seen last whether blobs can be read by ranges (time.monotonic)."""
         self._whole: dict[Digest, WholeRead] = {}
+        self._parked: set[WholeRead] = set()
 
     @property
     def ranges(self) -> bool | None:
@@ -131,6 +132,7 @@ class UpstreamRegistry:
                 digest,
                 partial(repository.blob_response, digest),
                 lambda: self._whole.pop(digest, None),
+                self._parked,
             )
         return running
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
-from aiohttp import ClientResponse
+from aiohttp import ClientError, ClientResponse
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable, unreached
@@ -20,6 +20,10 @@ IDLE_S, PART_IDLE_S = 5.0, 60.0
 """How long a response waits for another reader, and while a part of it has not come: a host that
 keeps to a limit asks seldom, and another response would begin again from the first byte."""
 
+PARKED_MAX = 8
+"""Responses of one registry that wait for longer than IDLE_S: each has a connection, of which there
+are few (client.py), and up to BEHIND_BYTES_MAX."""
+
 Respond = Callable[[], AbstractAsyncContextManager[ClientResponse]]
 
 
@@ -27,10 +31,21 @@ class WholeRead:
     """A response with all of a blob, which several readers of ranges share. It goes forward as far
     as a reader waits for, and keeps the last BEHIND_BYTES_MAX bytes; a reader of earlier ones has
     it begin again. `name` is the repository, for messages; `respond` begins a response, `ended` is
-    called when this reads no more."""
+    called when this reads no more. Those of one registry share `parked`, which holds the ones that
+    wait for longer than IDLE_S."""
 
-    def __init__(self, name: str, digest: Digest, respond: Respond, ended: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        name: str,
+        digest: Digest,
+        respond: Respond,
+        ended: Callable[[], object],
+        parked: set[WholeRead],
+    ) -> None:
         self._name, self._digest, self._respond, self._ended = name, digest, respond, ended
+        self._parked = parked
+        self._was_parked = False
+        """Whether the response has waited for longer than IDLE_S; its server may not have."""
         self._waiting: list[tuple[int, int, asyncio.Future[bytes]]] = []
         self._kept = bytearray()
         """The bytes before `_passed` that are still here."""
@@ -74,21 +89,13 @@ class WholeRead:
     async def _run(self) -> None:
         failure: BaseException = Unavailable(f"{self._name}: reading {self._digest} was left")
         try:
-            async with asyncio.timeout(None) as idle:
-                while True:
-                    idle.reschedule(None if self._waiting else asyncio.get_running_loop().time() + self._idle_s())
-                    self._asked.clear()
-                    if not self._waiting:
-                        await self._asked.wait()
-                        continue
-                    idle.reschedule(None)
-                    await self._advance()
+            while await self._is_asked():
+                await self._advance()
         except P2PDistError as error:
             failure = error
         except Exception as error:
-            if not idle.expired():
-                why = unreached(error)
-                failure = Unavailable(f"{self._name}: reading {self._digest} broke off: {why}", remedy="Try again")
+            why = unreached(error)
+            failure = Unavailable(f"{self._name}: reading {self._digest} broke off: {why}", remedy="Try again")
         finally:
             self._ended()
             for _, _, waiter in self._waiting:
@@ -96,9 +103,28 @@ class WholeRead:
                     waiter.set_exception(failure)
             await self._held.aclose()
 
-    def _idle_s(self) -> float:
-        ended = self._response is not None and self._response.content_length == self._passed
-        return IDLE_S if ended else PART_IDLE_S
+    async def _is_asked(self) -> bool:
+        """Wait for a reader; False when none has come in time."""
+        if await self._asked_within(IDLE_S):
+            return True
+        ended = self._response is None or self._response.content.at_eof()
+        if ended or len(self._parked) >= PARKED_MAX:
+            return False
+        self._parked.add(self)
+        self._was_parked = True
+        try:
+            return await self._asked_within(PART_IDLE_S - IDLE_S)
+        finally:
+            self._parked.discard(self)
+
+    async def _asked_within(self, seconds: float) -> bool:
+        if not self._waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while not self._waiting:
+                        self._asked.clear()
+                        await self._asked.wait()
+        return bool(self._waiting)
 
     async def _advance(self) -> None:
         """Give readers what has come, then take the next bytes."""
@@ -107,9 +133,17 @@ class WholeRead:
         oldest = self._passed - len(self._kept)
         if self._response is None or any(start < oldest for start, _, _ in self._waiting):
             await self._held.aclose()
-            self._kept, self._passed = bytearray(), 0
+            self._kept, self._passed, self._was_parked = bytearray(), 0, False
             self._response = await self._held.enter_async_context(self._respond())
-        chunk = await self._response.content.read(READ_BYTES)
+        try:
+            chunk = await self._response.content.read(READ_BYTES)
+        except ClientError:
+            if not self._was_parked:
+                raise
+            chunk = b""
+        if not chunk and self._was_parked:
+            self._response = None  # the server did not wait for so long: begin again
+            return
         if not chunk:
             raise Corrupt(
                 f"{self._name}: the registry ended {self._digest} after {self._passed} bytes",
