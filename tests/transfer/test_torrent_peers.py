@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import libtorrent
 import pytest
 from swarm_rig import Events, Peer, sample, wait_until
 
@@ -12,7 +15,27 @@ from p2pdist.store.store import BlobStore
 from p2pdist.transfer.torrent.session import TorrentSession
 from p2pdist.transfer.torrent.settings import FETCH_PEERS_MAX, TorrentSettings
 from p2pdist.transfer.torrent.swarm import Swarm
-from p2pdist.transfer.torrent.transfer import TorrentTransfer
+from p2pdist.transfer.torrent.transfer import STILL_S, TorrentTransfer, WrongPieces
+
+
+def test_pieces_are_locked_where_no_peer_that_would_give_one_is_asked_for_any() -> None:
+    wrong, choked = WrongPieces(), libtorrent.peer_info.remote_choked
+
+    def locked(now: float, *peers: tuple[int, list[bool], int]) -> bool:
+        known = [SimpleNamespace(flags=flags, pieces=has, download_queue_length=asked) for flags, has, asked in peers]
+        handle: Any = SimpleNamespace(get_peer_info=lambda: known)
+        return wrong.locked(libtorrent, handle, now)
+
+    giver, idle = (0, [False, True], 0), STILL_S
+    assert not locked(0.0, giver), "nothing came wrong"
+    wrong.failed(1, 0.0)
+    assert not locked(idle - 0.1, giver), "too early"
+    assert locked(idle, giver)
+    assert not locked(2 * idle, giver, (0, [False, True], 1)), "it is asked for"
+    assert locked(3 * idle, giver, (0, [True, False], 1)), "it is asked for another piece"
+    assert not locked(4 * idle, (choked, [False, True], 0), (0, [True, False], 0), (0, [], 0)), "none would give it"
+    wrong.passed(1, 4 * idle)
+    assert not locked(6 * idle, giver), "it has come"
 
 
 @pytest.mark.slow

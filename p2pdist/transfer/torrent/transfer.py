@@ -123,8 +123,12 @@ class WrongPieces:
             return False
         self._look_at = now + STILL_S
         peers = [peer for peer in handle.get_peer_info() if not peer.flags & lt.peer_info.remote_choked]
-        givers = [peer for peer in peers if any(piece in self._pieces for piece, has in enumerate(peer.pieces) if has)]
+        givers = [peer for peer in peers if self._gives(peer.pieces)]
         return bool(givers) and not any(peer.download_queue_length for peer in givers)
+
+    def _gives(self, has: Sequence[bool]) -> bool:
+        """Whether a peer has one of the pieces; `has` is empty before it has said so."""
+        return any(piece < len(has) and has[piece] for piece in self._pieces)
 
 
 LOOK_AGAIN_S = 0.01
