@@ -393,6 +393,17 @@ def test_a_program_of_the_project_file_is_none_of_a_model(place: Path) -> None:
     assert packed["notes"] == [f"{file}: a model has no entrypoint, env, working_dir"]
 
 
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+def test_what_a_model_cannot_hold_of_a_package_is_named(place: Path, form: str) -> None:
+    """Models have no links: of a package that is exported as one they are missing."""
+    (place / "src/link").symlink_to("file")
+    done(place, "pack", place / "src", "-t", "a/b:v1", "--format", form)
+    exported = done(place, "export", "a/b:v1", "--modelpack", "-o", place / "out")
+    assert (exported["dropped"], exported["dropped_total"]) == ([{"path": "link", "what": "symbolic link"}], 1)
+    said = run("export", "a/b:v1", "--modelpack", "-o", place / "again", "--layout", place / "layout")
+    assert (said.returncode, "left out: link (symbolic link)" in said.stderr) == (0, True)
+
+
 @pytest.mark.parametrize("kind", ["--dir", "--modelpack", "--tar"])
 def test_an_export_to_nowhere_names_where_it_was_to_go(place: Path, kind: str) -> None:
     done(place, "pack", place / "src", "-t", "a/b:v1")
