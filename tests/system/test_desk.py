@@ -73,6 +73,15 @@ def test_a_directory_is_packed_and_run(place: Path) -> None:
     assert left_behind(place) == []
 
 
+def test_what_a_directory_loses_when_it_is_packed_and_run_is_said(place: Path) -> None:
+    """Its name may be as long as a file's."""
+    source = app(place, "a" * 255)
+    os.mkfifo(source / "fifo")
+    done = run(place, "run", source, code=7)
+    assert "left out: fifo (FIFO)" in done.stderr
+    assert f"packed as desk/{'a' * 100}:latest" in done.stderr
+
+
 @pytest.mark.parametrize("form", ["tree", "squashfs"])
 def test_a_packed_package_runs_without_an_agent(place: Path, form: str) -> None:
     run(place, "pack", app(place), "-t", "team/app:v1", "--format", form)

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 WORDS_SENT = 8
 """Of the command line the agent hears so many words: they name the program."""
 
+NAME_CHARACTERS_MAX = 100
+"""Of a package that is called as its directory is."""
+
 _NO_NAME = re.compile(r"[^a-z0-9]+")
 _OTHER_MOUNTS = (
     "Run it among the host's mounts, let these be shared (mount --make-rshared, Shared=true in job_container.conf), or use "
@@ -169,17 +172,18 @@ def _parsed(binds: tuple[str, ...], *, root: bool) -> tuple[Bind, ...]:
 def _pack_directory(directory: Path, layout: Path) -> str:
     """Pack a directory, as a tree unless its project file says otherwise; returns its reference.
     Without a name in the project file it is that of the directory. Raises what packing raises."""
-    from p2pdist.cli.verbs.pack import Choices, pack_source
+    from p2pdist.cli.verbs.pack import Choices, pack_source, show_dropped
     from p2pdist.package.source.project import find_project
 
     output.silence_event_loop()
     file = find_project(directory, None)
-    name = _NO_NAME.sub("-", directory.resolve().name.lower()).strip("-") or "package"
+    name = _NO_NAME.sub("-", directory.resolve().name.lower())[:NAME_CHARACTERS_MAX].strip("-") or "package"
     given = Choices(
         tag=None if file and file.project.reference else f"desk/{name}:latest",
         form=None if file and file.project.format else "tree",
     )
     packed, notes = pack_source(directory, given, layout, None, quiet=False)
+    show_dropped(packed)
     for note in notes:
         output.note(note)
     output.note(f"packed as {packed.reference}")
