@@ -394,6 +394,20 @@ def test_a_program_of_the_project_file_is_none_of_a_model(place: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["squashfs", "tree"])
+def test_nothing_is_packed_on_a_model(place: Path, form: str) -> None:
+    """Hosts show a model, and nothing above it."""
+    done(place, "pack", place / "src", "-t", "models/a:v1", "--format", "modelpack")
+    problem = done(place, "pack", place / "src", "-t", "a/b:v1", "--base", "models/a:v1", "--format", form, code=2)
+    assert "models/a:v1 is a model, on which no package can be stacked" in problem["detail"]
+    file = place / "blob"
+    file.write_text("x")
+    assert run("blob", "push", file, "--origin", (place / "layout").as_uri()).returncode == 0
+    name = f"blob:sha256-{hashlib.sha256(b'x').hexdigest()}"
+    problem = done(place, "pack", place / "src", "-t", "a/b:v1", "--base", name, "--format", form, code=2)
+    assert "is of a layer of type application/octet-stream" in problem["detail"]
+
+
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
 def test_what_a_model_cannot_hold_of_a_package_is_named(place: Path, form: str) -> None:
     """Models have no links: of a package that is exported as one they are missing."""
     (place / "src/link").symlink_to("file")
