@@ -63,13 +63,12 @@ def matcher(patterns: Sequence[str], *, where: str = "the patterns") -> Ignore |
 
 def _rule(text: str, where: str) -> _Rule | None:
     """None for a blank line or a comment. Raises UsageError."""
-    pattern = _trimmed(os.fsencode(text))
-    if not pattern or pattern.startswith(b"#"):
-        return None
-    leaves_out = not pattern.startswith(b"!")
-    plain = pattern.removeprefix(b"!")
-    glob = plain.removesuffix(b"/")
     try:
+        pattern = _trimmed(os.fsencode(text))
+        if not pattern or pattern.startswith(b"#"):
+            return None
+        plain = pattern.removeprefix(b"!")
+        glob = plain.removesuffix(b"/")
         if not plain:
             raise ValueError("there is nothing behind the exclamation mark")
         fits = re.compile(b"".join(_expressions(glob.removeprefix(b"/"))), re.DOTALL).fullmatch
@@ -77,7 +76,7 @@ def _rule(text: str, where: str) -> _Rule | None:
         raise UsageError(
             f"{text[:200]!r} in {where} is not a pattern", remedy="Write patterns as in a .gitignore file"
         ) from None
-    return _Rule(fits, leaves_out, glob != plain, b"/" in glob)
+    return _Rule(fits, plain == pattern, glob != plain, b"/" in glob)
 
 
 def _trimmed(pattern: bytes) -> bytes:
