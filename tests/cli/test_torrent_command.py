@@ -48,13 +48,15 @@ def test_the_torrent_of_a_blob(place: Path) -> None:
 
 
 @needs_registry
-def test_a_registry_keeps_no_torrents_and_all_else(place: Path) -> None:
+def test_a_registry_keeps_files_without_torrents_and_names(place: Path) -> None:
     """It tags manifests alone. A file that is pushed gets a torrent by default, and none there."""
     with running_registry(place / "registry") as registry:
         origin = ("--origin", registry.url("team/packages"))
         digest = hashlib.sha256((place / "file").read_bytes()).hexdigest()
         pushed = done(place, "blob", "push", str(place / "file"), *origin)
         assert (pushed["digest"], pushed["torrent"]) == (f"sha256:{digest}", None)
+        unnamed = done(place, "blob", "pull", "file", "-o", str(place / "out"), *origin, code=3)
+        assert "have no names, so none is called file" in str(unnamed["detail"])
         done(place, "pack", str(place / "source"), "-t", "app:v1")
         before = registry.requests("PUT")
         for words in (("push", "app:v1", "--torrent"), ("blob", "push", str(place / "file"), "--torrent")):

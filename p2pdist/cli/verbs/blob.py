@@ -54,7 +54,8 @@ def command() -> None:
 @output.json_option
 def push(files: tuple[Path, ...], origin: str | None, torrent: bool | None, as_json: bool) -> None:
     """Send each FILE to an origin and print its digest. The origin keeps its name, by which
-    p2pdist blob pull finds it. With several files --json prints a list.
+    p2pdist blob pull finds it; a registry keeps the digest alone. With several files --json prints
+    a list.
 
     Its torrent is kept there, too: hosts need it to go on from a BitTorrent swarm where no tracker
     plans.
@@ -209,6 +210,11 @@ def _named(name: str, titles: dict[str, str]) -> dict[Digest, str]:
     if not found:
         import difflib
 
+        if titles and not any(titles.values()):
+            raise NotFound(
+                f"the files at the origin have no names, so none is called {name}: a registry keeps none",
+                remedy="Name it by the digest that blob push printed; p2pdist ls --at-origin lists them",
+            )
         near = difflib.get_close_matches(name, titles.values(), n=1)
         raise NotFound(
             f"no file at the origin is called {name}",
