@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +425,29 @@ def test_an_export_to_nowhere_names_where_it_was_to_go(place: Path, kind: str) -
     problem = done(place, "export", "a/b:v1", kind, "-o", place / "nowhere/out", code=1)
     assert f"cannot write {place / 'nowhere/out'}: No such file" in problem["detail"]
     assert problem["remedy"].startswith("Name another")
+
+
+def test_attributes_that_a_file_system_cannot_hold_are_named(place: Path) -> None:
+    """ext4 says that no space is left."""
+    (place / "probe").touch()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as source:
+        for name in ("file", "directory"):
+            path = Path(source, name)
+            path.touch() if name == "file" else path.mkdir()
+            try:
+                os.setxattr(path, "user.long", bytes(60_000))
+            except OSError:
+                pytest.skip("needs extended attributes in memory")
+        try:
+            os.setxattr(place / "probe", "user.long", bytes(60_000))
+            pytest.skip("needs a file system with short extended attributes")
+        except OSError:
+            pass
+        for left_out, named in (("directory", "file"), ("file", "directory")):
+            words = ("--format", "tree", "--xattrs", "--ignore", left_out)
+            done(place, "pack", source, "-t", "a/b:v1", *words)
+            problem = done(place, "export", "a/b:v1", "--dir", "-o", place / "out", code=1)
+            assert f"{named} has the extended attribute user.long of 60000 bytes" in problem["detail"]
 
 
 @pytest.mark.root
