@@ -68,7 +68,7 @@ def _rule(text: str, where: str) -> _Rule | None:
         if not pattern or pattern.startswith(b"#"):
             return None
         plain = pattern.removeprefix(b"!")
-        glob = plain.removesuffix(b"/")
+        glob = _REPEATED.sub(b"**/", plain.removesuffix(b"/"))
         if not plain:
             raise ValueError("there is nothing behind the exclamation mark")
         fits = re.compile(b"".join(_expressions(glob.removeprefix(b"/"))), re.DOTALL).fullmatch
@@ -76,7 +76,7 @@ def _rule(text: str, where: str) -> _Rule | None:
         raise UsageError(
             f"{text[:200]!r} in {where} is not a pattern", remedy="Write patterns as in a .gitignore file"
         ) from None
-    return _Rule(fits, plain == pattern, glob != plain, b"/" in glob)
+    return _Rule(fits, plain == pattern, plain.endswith(b"/"), b"/" in glob)
 
 
 def _trimmed(pattern: bytes) -> bytes:
@@ -91,18 +91,22 @@ def _trimmed(pattern: bytes) -> bytes:
 
 
 def _expressions(glob: bytes) -> Iterator[bytes]:
-    """The parts of a regular expression for what a glob fits. Raises ValueError and IndexError."""
-    at = 0
+    """The parts of a regular expression for what a glob fits. Raises ValueError and IndexError.
+
+    Git compares the characters before the first wildcard on their own, and takes what follows for
+    the beginning of a glob: asterisks there are those of whole names (`key**/x` as `**/x`)."""
+    at, is_first = 0, True
     while at < len(glob):
         char, start = glob[at : at + 1], at
         at += 1
         if char == b"*":
             while glob[at : at + 1] == b"*":
                 at += 1
-            before, after = glob[:start][-1:], glob[at : at + 1]
-            if at - start == 1 or before not in (b"", b"/") or after not in (b"", b"/"):
+            begins = is_first or glob[start - 1 : start] == b"/"
+            after = glob[at : at + 2]
+            if at - start == 1 or not begins or (after and after[:1] != b"/" and after != rb"\/"):
                 yield rb"[^/]*"
-            elif after:
+            elif after[:1] == b"/":
                 at += 1
                 yield rb"(?:.*/)?"
             else:
@@ -116,6 +120,7 @@ def _expressions(glob: bytes) -> Iterator[bytes]:
             if char == b"\\":
                 char, at = bytes((glob[at],)), at + 1
             yield re.escape(char)
+        is_first &= glob[start] not in b"*?[\\"
 
 
 def _set(glob: bytes, at: int) -> tuple[set[int], int]:
@@ -149,6 +154,9 @@ def _no_class(name: bytes) -> bytes:
 
 
 _CLOSING, _DASH, _BACKSLASH, _SLASH = b"]-\\/"
+_REPEATED = re.compile(rb"(?<![^/])(?:\*{2,}/){2,}")
+"""Asterisks that say one thing several times: an expression of them all would try every way to
+share a path among them."""
 _CLASS = re.compile(rb"\[:([^\]]*):\]")
 _CLASSES = {
     b"alnum": (string.ascii_letters + string.digits).encode(),
