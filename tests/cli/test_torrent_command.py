@@ -57,6 +57,9 @@ def test_a_registry_keeps_files_without_torrents_and_names(place: Path) -> None:
         assert (pushed["digest"], pushed["torrent"]) == (f"sha256:{digest}", None)
         unnamed = done(place, "blob", "pull", "file", "-o", str(place / "out"), *origin, code=3)
         assert "have no names, so none is called file" in str(unnamed["detail"])
+        other = f"sha256:{'0' * 12}"
+        missing = done(place, "blob", "pull", other, "-o", str(place / "out"), *origin, code=3)
+        assert missing["detail"] == f"no file at the origin is called {other}"
         done(place, "pack", str(place / "source"), "-t", "app:v1")
         before = registry.requests("PUT")
         for words in (("push", "app:v1", "--torrent"), ("blob", "push", str(place / "file"), "--torrent")):

@@ -210,7 +210,7 @@ def _named(name: str, titles: dict[str, str]) -> dict[Digest, str]:
     if not found:
         import difflib
 
-        if titles and not any(titles.values()):
+        if titles and not begins and not any(titles.values()):
             raise NotFound(
                 f"the files at the origin have no names, so none is called {name}: a registry keeps none",
                 remedy="Name it by the digest that blob push printed; p2pdist ls --at-origin lists them",
