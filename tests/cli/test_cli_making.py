@@ -448,6 +448,7 @@ def test_attributes_that_a_file_system_cannot_hold_are_named(place: Path) -> Non
             done(place, "pack", source, "-t", "a/b:v1", *words)
             problem = done(place, "export", "a/b:v1", "--dir", "-o", place / "out", code=1)
             assert f"{named} has the extended attribute user.long of 60000 bytes" in problem["detail"]
+            assert "XFS 64 KiB" in problem["remedy"], "and Btrfs holds no such long ones"
 
 
 @pytest.mark.root

@@ -143,7 +143,6 @@ def test_what_is_nested_deeper_than_a_program_calls_itself_goes(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["directory", "link", "link to nothing", "file"])
 def test_a_stage_is_in_nothing_that_another_user_made(tmp_path: Path, kind: str) -> None:
     """Its name can be foreseen, and any user may make it in /tmp: what is written there would be

@@ -391,7 +391,7 @@ def _attach(handle: int, entry: File | Directory) -> None:
             raise P2PDistError(
                 f"{printable(os.fsdecode(entry.path))} has the extended attribute {printable(os.fsdecode(attribute))} "
                 f"of {len(value)} bytes, which the file system here cannot hold",
-                remedy="Take another file system (XFS and Btrfs hold long ones), or pack it without --xattrs",
+                remedy="Take another file system (Btrfs holds 16 KiB, XFS 64 KiB), or pack it without --xattrs",
             ) from error
 
 
