@@ -34,7 +34,7 @@ def load() -> None:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
             if not module.name.endswith("__main__") and ".demo." not in module.name:
                 importlib.import_module(module.name)
-    for name in ("aiohttp", "pathspec", "rich.console", "rich.live", "rich.progress", "rich.table", "uvloop"):
+    for name in ("aiohttp", "rich.console", "rich.live", "rich.progress", "rich.table", "uvloop"):
         importlib.import_module(name)
 
 

@@ -6,11 +6,12 @@ mode 0755. Regular files name their content by its BLAKE3; owners are left out. 
 equal bytes, wherever and whenever they were packed.
 
 The list is cut into pages, so that an edit changes one of them: a page ends behind an entry whose
-path hashes to a certain value, one in PAGE_ENTRIES, and at PAGE_ENTRIES_MAX. A page is the
-MessagePack of its entries, each an array that begins with its kind. The root, which is the layer's
-blob, is the MessagePack of counts and the BLAKE3 of every page. Catalogs (catalog.py) say where
-pages and contents lie, not the root: it depends on what was packed before. Versions of a tree share
-the pages that they have in common, also in memory (Entries).
+path hashes to a certain value, one in PAGE_ENTRIES, and at PAGE_ENTRIES_MAX; one of more than
+PAGE_BYTES_MAX is halved. A page is the MessagePack of its entries, each an array that begins with
+its kind. The root, which is the layer's blob, is the MessagePack of counts and the BLAKE3 of every
+page. Catalogs (catalog.py) say where pages and contents lie, not the root: it depends on what was
+packed before. Versions of a tree share the pages that they have in common, also in memory
+(Entries).
 
 The content of a file of more than WHOLE_MAX bytes is a list of chunks (ChunkList); that of a
 smaller one is one chunk.

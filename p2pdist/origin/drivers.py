@@ -33,7 +33,7 @@ def open_origin(url: str, *, serving: bool = False) -> Origin:
     except ValueError as error:
         raise UsageError(f"{redacted(url)!r} is not an origin URL: {error}", remedy=_REMEDY) from error
     if scheme == "file":
-        path = unquote(parts.path)
+        path = unquote(parts.path, errors="surrogateescape")  # a name of any bytes
         if host not in ("", "localhost") or not path.startswith("/") or "\0" in path or parts.query or parts.fragment:
             raise UsageError(f"{redacted(url)!r} names no local directory", remedy="Write file:///absolute/path")
         return LayoutOrigin(Directory(Path(path), serving=serving))

@@ -86,9 +86,10 @@ def _made(directory: Path) -> tuple[int, Path]:
 def stage_directory(directory: Path, purpose: str) -> Iterator[Path]:
     """A new directory below `directory` that is gone with all that is in it when the block ends. It
     is called the same each time for one purpose, and what a killed process left of it is removed.
-    Raises Conflict while another process has it."""
-    place = directory / f"{STAGE}{hashlib.sha256(os.fsencode(purpose)).hexdigest()[:16]}"
-    handle = _entered(place, purpose)
+    Where another user has something of that name, as any can make it in /tmp, it is called
+    otherwise. Raises Conflict while another process of this user has it."""
+    named = directory / f"{STAGE}{hashlib.sha256(os.fsencode(purpose)).hexdigest()[:16]}"
+    handle, place = _entered(named, purpose)
     try:
         remove_tree(place, keep=True)
         (place / boot_mark()).touch()
@@ -101,13 +102,17 @@ def stage_directory(directory: Path, purpose: str) -> Iterator[Path]:
         os.close(handle)
 
 
-def _entered(place: Path, purpose: str) -> int:
-    """A descriptor of the directory `place`, made where needed, locked until it is closed. Raises
-    Conflict."""
+def _entered(named: Path, purpose: str) -> tuple[int, Path]:
+    """A descriptor of the directory `named`, or of one beside it where that is another user's, and
+    where it is: made where needed, locked until it is closed. Raises Conflict."""
+    place = named
     while True:
-        place.mkdir(mode=0o700, exist_ok=True)
+        is_new = _is_made(place)
         with contextlib.suppress(FileNotFoundError):  # another process ended, or is cleaning up
-            handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            handle = _of_this_user(place, is_new)
+            if handle is None:
+                place = named.with_name(f"{named.name}-{secrets.token_hex(8)}")
+                continue
             if not lock(handle):
                 os.close(handle)
                 shown = os.fsencode(purpose).decode("utf-8", "backslashreplace")
@@ -115,8 +120,32 @@ def _entered(place: Path, purpose: str) -> int:
                     f"another process has begun the same: {shown}", remedy="Wait until it has ended, then try again"
                 )
             if is_at(handle, place):
-                return handle
+                return handle, place
             os.close(handle)
+
+
+def _is_made(place: Path) -> bool:
+    """Make a directory; False where there is something of this name."""
+    try:
+        place.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _of_this_user(place: Path, is_new: bool) -> int | None:
+    """A descriptor of a directory; None for what is none, or another user's, who could exchange
+    what is made in it. A new one is this user's, whoever the file system says owns it."""
+    try:
+        handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (NotADirectoryError, PermissionError):
+        if is_new:
+            raise
+        return None
+    if is_new or os.fstat(handle).st_uid == os.geteuid():
+        return handle
+    os.close(handle)
+    return None
 
 
 def lock(handle: int) -> bool:

@@ -23,6 +23,7 @@ from p2pdist.model.manifest import (
     MANIFEST_TYPE,
     PARTS_MAX,
     SQUASHFS_TYPE,
+    TREE_TYPE,
     Config,
     Descriptor,
     Manifest,
@@ -31,6 +32,7 @@ from p2pdist.model.manifest import (
     encode_config,
     encode_manifest,
 )
+from p2pdist.model.modelpack import is_model
 from p2pdist.package.image.preflight import preflight
 from p2pdist.package.image.squashfs import LEVEL, build_image, check_apart
 from p2pdist.package.repository.contract import (
@@ -290,11 +292,18 @@ def examples(names: Sequence[str]) -> str:
 
 
 async def _read_base(base: Reference | None, layout: LocalRepository, origin: Repository | None) -> _Below | None:
-    """The base's manifest and config; its piece lists are brought into the layout."""
+    """The base's manifest and config; its piece lists are brought into the layout. Raises
+    UsageError for what hosts show no layer above, such as a model."""
     if base is None:
         return None
     repositories: list[Repository] = [layout, origin] if origin else [layout]
     described, manifest, _ = await read_plain_manifest(base, repositories)
+    if strange := [layer.media_type for layer in manifest.layers if layer.media_type not in (SQUASHFS_TYPE, TREE_TYPE)]:
+        what = "a model" if is_model(manifest) else f"of a layer of type {printable(strange[0][:100])}"
+        raise UsageError(
+            f"{base} is {what}, on which no package can be stacked",
+            remedy="Pack its directory with --format tree as the base, or mount both packages",
+        )
     data = await read_document(manifest.config.digest, repositories, limit=MANIFEST_BYTES_MAX)
     written = await write_document(layout, data)
     for pieces in manifest.piece_lists:

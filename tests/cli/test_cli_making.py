@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -393,12 +394,61 @@ def test_a_program_of_the_project_file_is_none_of_a_model(place: Path) -> None:
     assert packed["notes"] == [f"{file}: a model has no entrypoint, env, working_dir"]
 
 
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+def test_nothing_is_packed_on_a_model(place: Path, form: str) -> None:
+    """Hosts show a model, and nothing above it."""
+    done(place, "pack", place / "src", "-t", "models/a:v1", "--format", "modelpack")
+    problem = done(place, "pack", place / "src", "-t", "a/b:v1", "--base", "models/a:v1", "--format", form, code=2)
+    assert "models/a:v1 is a model, on which no package can be stacked" in problem["detail"]
+    file = place / "blob"
+    file.write_text("x")
+    assert run("blob", "push", file, "--origin", (place / "layout").as_uri()).returncode == 0
+    name = f"blob:sha256-{hashlib.sha256(b'x').hexdigest()}"
+    problem = done(place, "pack", place / "src", "-t", "a/b:v1", "--base", name, "--format", form, code=2)
+    assert "is of a layer of type application/octet-stream" in problem["detail"]
+
+
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+def test_what_a_model_cannot_hold_of_a_package_is_named(place: Path, form: str) -> None:
+    """Models have no links: of a package that is exported as one they are missing."""
+    (place / "src/link").symlink_to("file")
+    done(place, "pack", place / "src", "-t", "a/b:v1", "--format", form)
+    exported = done(place, "export", "a/b:v1", "--modelpack", "-o", place / "out")
+    assert (exported["dropped"], exported["dropped_total"]) == ([{"path": "link", "what": "symbolic link"}], 1)
+    said = run("export", "a/b:v1", "--modelpack", "-o", place / "again", "--layout", place / "layout")
+    assert (said.returncode, "left out: link (symbolic link)" in said.stderr) == (0, True)
+
+
 @pytest.mark.parametrize("kind", ["--dir", "--modelpack", "--tar"])
 def test_an_export_to_nowhere_names_where_it_was_to_go(place: Path, kind: str) -> None:
     done(place, "pack", place / "src", "-t", "a/b:v1")
     problem = done(place, "export", "a/b:v1", kind, "-o", place / "nowhere/out", code=1)
     assert f"cannot write {place / 'nowhere/out'}: No such file" in problem["detail"]
     assert problem["remedy"].startswith("Name another")
+
+
+def test_attributes_that_a_file_system_cannot_hold_are_named(place: Path) -> None:
+    """ext4 says that no space is left."""
+    (place / "probe").touch()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as source:
+        for name in ("file", "directory"):
+            path = Path(source, name)
+            path.touch() if name == "file" else path.mkdir()
+            try:
+                os.setxattr(path, "user.long", bytes(60_000))
+            except OSError:
+                pytest.skip("needs extended attributes in memory")
+        try:
+            os.setxattr(place / "probe", "user.long", bytes(60_000))
+            pytest.skip("needs a file system with short extended attributes")
+        except OSError:
+            pass
+        for left_out, named in (("directory", "file"), ("file", "directory")):
+            words = ("--format", "tree", "--xattrs", "--ignore", left_out)
+            done(place, "pack", source, "-t", "a/b:v1", *words)
+            problem = done(place, "export", "a/b:v1", "--dir", "-o", place / "out", code=1)
+            assert f"{named} has the extended attribute user.long of 60000 bytes" in problem["detail"]
+            assert "XFS 64 KiB" in problem["remedy"], "and Btrfs holds no such long ones"
 
 
 @pytest.mark.root

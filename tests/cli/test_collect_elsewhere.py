@@ -55,6 +55,23 @@ def test_a_tag_is_removed_and_then_what_it_led_to(place: Path, where: tuple[str,
     assert "0 blobs" in call(place, "gc", *words).stdout
 
 
+def test_of_several_tags_those_that_are_there_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for tag in ("one", "two", "three"):
+        assert call(tmp_path, "pack", tmp_path / "source", "-t", f"app:{tag}").returncode == 0
+    layout = ("--layout", tmp_path / "layout")
+    assert call(tmp_path, "rm", "app:one", "app:two@x", *layout).returncode == 2, "and removes none"
+    done = call(tmp_path, "rm", "app:one", "app:gone", "app:two", *layout)
+    assert done.returncode == 3
+    assert "app:one removed" in done.stdout and "app:two removed" in done.stdout
+    assert "app:gone is not at" in done.stderr
+    listed = call(tmp_path, "rm", "app:gone", "app:three", *layout, "--json")
+    assert listed.returncode == 3
+    removed, failed = json.loads(listed.stdout)
+    assert removed["reference"] == "app:three"
+    assert "app:gone is not at" in failed["detail"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

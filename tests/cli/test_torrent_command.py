@@ -13,6 +13,7 @@ import libtorrent
 import pytest
 from formats_rig import torrent_info
 from programs import PROGRAM
+from registry_rig import needs_registry, running_registry
 from test_cli_main import run
 
 from p2pdist.model.bencode import Value, decode
@@ -44,6 +45,27 @@ def test_the_torrent_of_a_blob(place: Path) -> None:
     assert [tracker.url for tracker in info.trackers()] == [f"http://127.0.0.1:7070/announce?blob={digest}"]
     assert info.total_size() == 300_000 == made["size"]
     assert info.hash_for_piece(0) == hashlib.sha1((place / "file").read_bytes()[:65536]).digest()
+
+
+@needs_registry
+def test_a_registry_keeps_files_without_torrents_and_names(place: Path) -> None:
+    """It tags manifests alone. A file that is pushed gets a torrent by default, and none there."""
+    with running_registry(place / "registry") as registry:
+        origin = ("--origin", registry.url("team/packages"))
+        digest = hashlib.sha256((place / "file").read_bytes()).hexdigest()
+        pushed = done(place, "blob", "push", str(place / "file"), *origin)
+        assert (pushed["digest"], pushed["torrent"]) == (f"sha256:{digest}", None)
+        unnamed = done(place, "blob", "pull", "file", "-o", str(place / "out"), *origin, code=3)
+        assert "have no names, so none is called file" in str(unnamed["detail"])
+        other = f"sha256:{'0' * 12}"
+        missing = done(place, "blob", "pull", other, "-o", str(place / "out"), *origin, code=3)
+        assert missing["detail"] == f"no file at the origin is called {other}"
+        done(place, "pack", str(place / "source"), "-t", "app:v1")
+        before = registry.requests("PUT")
+        for words in (("push", "app:v1", "--torrent"), ("blob", "push", str(place / "file"), "--torrent")):
+            assert "is a registry, which keeps no torrents" in str(done(place, *words, *origin, code=2)["detail"])
+        assert registry.requests("PUT") == before, "and nothing was sent"
+        assert "keeps no torrents" in str(done(place, "torrent", f"sha256:{digest}", *origin, code=2)["detail"])
 
 
 def test_the_torrent_of_a_package_is_its_blobs_in_their_places(place: Path) -> None:

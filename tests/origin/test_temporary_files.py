@@ -141,3 +141,30 @@ def test_what_is_nested_deeper_than_a_program_calls_itself_goes(tmp_path: Path) 
     fill(tmp_path / f"{boot_mark()}1")
     assert list(abandoned(tmp_path, remove=True)) == [(f"{boot_mark()}1", 5)]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "link to nothing", "file"])
+def test_a_stage_is_in_nothing_that_another_user_made(tmp_path: Path, kind: str) -> None:
+    """Its name can be foreseen, and any user may make it in /tmp: what is written there would be
+    that user's to exchange. A link had its victim try for ever."""
+    with stage_directory(tmp_path, "x") as made:
+        planted = made.parent
+    (tmp_path / "elsewhere").mkdir()
+    if kind == "directory":
+        planted.mkdir(mode=0o777)
+        (planted / "work").symlink_to(tmp_path / "elsewhere")
+        if os.geteuid():
+            pytest.skip("only root can give a directory to another user")
+        os.chown(planted, 65534, 65534)
+    elif kind == "file":
+        planted.touch()
+    else:
+        planted.symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+    with stage_directory(tmp_path, "x") as made:
+        assert made.parent != planted
+        assert made.parent.name.startswith(planted.name)
+        assert made.parent.stat().st_mode & 0o777 == 0o700
+        (made / "file").touch()
+        assert named(tmp_path) == set()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"elsewhere", planted.name}
+    assert not any((tmp_path / "elsewhere").iterdir())

@@ -14,6 +14,7 @@ import stat
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -362,8 +363,11 @@ def test_a_directory_stays_where_it_is(tmp_path: Path) -> None:
 # -- images
 
 
-def image_layout(place: Path, layers: list[bytes], run: dict[str, Any], *, compress: bool = True) -> Path:
-    """An OCI image layout with one image."""
+def image_layout(
+    place: Path, layers: list[bytes], run: dict[str, Any], *, compress: bool = True, form: str = ""
+) -> Path:
+    """An OCI image layout with one image; `form` is the media type of its layers, "" one of OCI for
+    gzip."""
     blobs = place / "blobs/sha256"
     blobs.mkdir(parents=True)
 
@@ -373,8 +377,9 @@ def image_layout(place: Path, layers: list[bytes], run: dict[str, Any], *, compr
         return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data)}
 
     suffix = "+gzip" if compress else ""
-    kind = f"application/vnd.oci.image.layer.v1.tar{suffix}"
-    described = [blob(gzip.compress(layer, mtime=0) if compress else layer, kind) for layer in layers]
+    kind = form or f"application/vnd.oci.image.layer.v1.tar{suffix}"
+    pack = zstandard.compress if kind.endswith("zstd") else partial(gzip.compress, mtime=0)
+    described = [blob(pack(layer) if compress else layer, kind) for layer in layers]
     ids = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
     config = {"architecture": "amd64", "os": "linux", "config": run, "rootfs": {"type": "layers", "diff_ids": ids}}
     manifest = {
@@ -415,6 +420,19 @@ def test_an_image_layout_and_a_tar_of_it(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "image.tar", "w") as archive:
         archive.add(layout, ".")
     check(unpacked(tmp_path / "image.tar", tmp_path / "2"))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "application/vnd.docker.image.rootfs.diff.tar.gzip",
+        "application/vnd.docker.image.rootfs.diff.tar.zstd",
+        "application/vnd.oci.image.layer.v1.tar+zstd",
+    ],
+)
+def test_layers_of_any_type(tmp_path: Path, form: str) -> None:
+    """BuildKit gives layers the types of Docker unless it is told oci-mediatypes=true."""
+    check(unpacked(image_layout(tmp_path / "image", LAYERS, RUN, form=form), tmp_path / "work"))
 
 
 @pytest.mark.parametrize("kind", ["oci", "oci-archive", "docker-archive", "dir"])

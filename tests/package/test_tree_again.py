@@ -149,6 +149,27 @@ def hash_of(path: bytes) -> int:
     return tree.content_hash(path)[0]
 
 
+async def test_no_page_is_taken_over_that_hosts_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier releases made pages of any length, with extended attributes. Who packs such a
+    directory again, unchanged or edited, gets a package that hosts take."""
+    source, layout = tmp_path / "source", LocalLayout(tmp_path / "layout")
+    source.mkdir()
+    for number in range(100):
+        (source / f"{number:03}{'n' * 200}").touch()
+    settle(source)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(tree_pack, "XATTRS_KEY", True)
+        await pack_tree(source, "app:1", layout, xattrs=True)
+    for module in (tree, builder):
+        monkeypatch.setattr(module, "PAGE_BYTES_MAX", 3000)
+    again = await pack_tree(source, "app:2", layout, xattrs=True)
+    assert len((await read_back(layout, again)).entries) == 100
+    counts = taken_over(monkeypatch)
+    (source / "zz").touch()
+    await read_back(layout, await pack_tree(source, "app:3", layout, xattrs=True))
+    assert counts != [-1], "and its own cache is taken"
+
+
 async def test_a_page_whose_catalog_is_gone_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that came with new modes has a catalog without packs, which nobody but its package
     names."""

@@ -19,11 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tree_rig import listed, read_back
 
+from p2pdist.model import tree
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, parse_reference
 from p2pdist.model.tree import WHOLE_MAX, Directory, File, HardLink, Symlink, Whiteout
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, Settings, pack
+from p2pdist.package.tree import builder
 from p2pdist.package.tree.reader import BATCH_FILES, WORKERS_MAX
 
 V1, V2, V3 = (parse_reference(text) for text in ("trainer:v1", "trainer:v2", "trainer:v3"))
@@ -54,6 +56,24 @@ async def pack_tree(source: Path, reference: Any, layout: LocalLayout, **options
 
 
 # -- what goes in
+
+
+async def test_pages_are_no_longer_than_hosts_take(
+    layout: LocalLayout, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long names and extended attributes are."""
+    for number in range(100):
+        (source / f"{number:03}{'n' * 200}").touch()
+    for module in (tree, builder):
+        monkeypatch.setattr(module, "PAGE_BYTES_MAX", 3000)
+    found = await read_back(layout, packed := await pack_tree(source, V1, layout))
+    assert found.trees == [listed(source)]
+    assert len(found.catalogs[0].pages) > 10
+    (source / "zz").write_text("more")
+    again = await read_back(layout, await pack_tree(source, V2, layout))
+    assert again.trees == [listed(source)]
+    (source / "zz").unlink()
+    assert (await pack_tree(source, V3, layout)).layers == packed.layers
 
 
 async def test_a_tree_holds_what_the_directory_holds(layout: LocalLayout, source: Path) -> None:

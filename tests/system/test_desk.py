@@ -73,6 +73,20 @@ def test_a_directory_is_packed_and_run(place: Path) -> None:
     assert left_behind(place) == []
 
 
+def test_what_a_directory_loses_when_it_is_packed_and_run_is_said(place: Path) -> None:
+    source = app(place)
+    os.mkfifo(source / "fifo")
+    done = run(place, "run", source, code=7)
+    assert "left out: fifo (FIFO)" in done.stderr
+
+
+def test_the_name_of_a_directory_may_be_as_long_as_a_files(place: Path) -> None:
+    """And two that differ at the end alone are two packages."""
+    said = [run(place, "run", app(place, "a" * 254 + end), code=7).stderr for end in "bc"]
+    packed = [line for text in said for line in text.splitlines() if "packed as desk/aaa" in line]
+    assert len(packed) == len(set(packed)) == 2
+
+
 @pytest.mark.parametrize("form", ["tree", "squashfs"])
 def test_a_packed_package_runs_without_an_agent(place: Path, form: str) -> None:
     run(place, "pack", app(place), "-t", "team/app:v1", "--format", form)

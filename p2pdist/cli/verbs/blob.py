@@ -45,12 +45,17 @@ def command() -> None:
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @origin_option
 @encrypt_option(refused="a file that is pushed alone is not encrypted")
-@click.option("--torrent/--no-torrent", default=True, help="Make its torrent as well, for swarms [default: make it].")
+@click.option(
+    "--torrent/--no-torrent",
+    default=None,
+    help="Make its torrent as well, for swarms  [default: make it, but at a registry, which keeps none].",
+)
 @output.quiet_options
 @output.json_option
-def push(files: tuple[Path, ...], origin: str | None, torrent: bool, as_json: bool) -> None:
+def push(files: tuple[Path, ...], origin: str | None, torrent: bool | None, as_json: bool) -> None:
     """Send each FILE to an origin and print its digest. The origin keeps its name, by which
-    p2pdist blob pull finds it. With several files --json prints a list.
+    p2pdist blob pull finds it; a registry keeps the digest alone. With several files --json prints
+    a list.
 
     Its torrent is kept there, too: hosts need it to go on from a BitTorrent swarm where no tracker
     plans.
@@ -86,14 +91,17 @@ def push(files: tuple[Path, ...], origin: str | None, torrent: bool, as_json: bo
 
 
 async def _push(
-    file: Path, origin: str | None, torrent: bool, progress: output.Progress
+    file: Path, origin: str | None, torrent: bool | None, progress: output.Progress
 ) -> tuple[Pushed, Digest | None]:
     from p2pdist.package.repository.push import push_blob
-    from p2pdist.package.repository.torrents import make_file_torrent
+    from p2pdist.package.repository.torrents import check_keeps_torrents, keeps_torrents, make_file_torrent
 
     async with required_origin(origin) as central:
+        if torrent:
+            check_keeps_torrents(central)
         pushed = await push_blob(file, central, on_progress=progress)
-        return pushed, await make_file_torrent(pushed.digest, file, central) if torrent else None
+        wanted = torrent is None and keeps_torrents(central)
+        return pushed, await make_file_torrent(pushed.digest, file, central) if torrent or wanted else None
 
 
 @command.command("pull")
@@ -202,6 +210,11 @@ def _named(name: str, titles: dict[str, str]) -> dict[Digest, str]:
     if not found:
         import difflib
 
+        if titles and not begins and not any(titles.values()):
+            raise NotFound(
+                f"the files at the origin have no names, so none is called {name}: a registry keeps none",
+                remedy="Name it by the digest that blob push printed; p2pdist ls --at-origin lists them",
+            )
         near = difflib.get_close_matches(name, titles.values(), n=1)
         raise NotFound(
             f"no file at the origin is called {name}",

@@ -17,6 +17,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.desk import layers_in
 from p2pdist.cli.services import layout_option, opened_layout
+from p2pdist.cli.verbs.pack import dropped_fields, show_dropped
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError, remedy_of
 from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,
@@ -32,6 +33,7 @@ from p2pdist.model.modelpack import is_model
 if TYPE_CHECKING:
     from p2pdist.mount.files.materialization import Materialized
     from p2pdist.origin.layout import LocalLayout
+    from p2pdist.package.pack import Packed
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -97,6 +99,8 @@ class _Export:
         self._kind, self._target, self._level, self._progress = kind, target, level, progress
         self._stopped = threading.Event()
         self._report = until(self._stopped, progress)
+        self._model: Packed | None = None
+        """The model that was made of a package that is none."""
 
     async def _stoppable(self, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
         """Run a function on a thread, which has ended before what it writes to is removed."""
@@ -121,6 +125,9 @@ class _Export:
                 except DiskFull as error:
                     raise error.of_stage() from error
         document: dict[str, Any] = {"reference": str(reference), "digest": described.digest, "kind": self._kind}
+        if self._model is not None:
+            show_dropped(self._model)
+            document |= dropped_fields(self._model)
         if str(self._target) != "-":
             document["path"] = str(self._target)
             if self._kind in ("xar", "tar") and self._target.is_file():
@@ -169,7 +176,7 @@ class _Export:
                     await export_model(manifest, named, layout, made)
                 else:
                     tree = (await self._merged(manifest, layout, stage / "merged", writable=False)).path
-                    await pack_model(tree, named, made, piece_lists=False, on_progress=self._progress)
+                    self._model = await pack_model(tree, named, made, piece_lists=False, on_progress=self._progress)
             finally:
                 await made.close()
             (work / "layout").rename(target)

@@ -414,14 +414,29 @@ def _joined(notes: list[str]) -> list[str]:
     return lines
 
 
+def show_dropped(packed: Packed) -> None:
+    """Say what was left out. These are warnings, which --quiet leaves."""
+    from p2pdist.model.errors import printable
+
+    for item in packed.dropped[:DROPPED_SHOWN_MAX]:
+        output.line(f"left out: {printable(item.path)} ({item.what})")
+    if packed.dropped_total > DROPPED_SHOWN_MAX:
+        output.line(f"left out: {packed.dropped_total - DROPPED_SHOWN_MAX} more")
+
+
+def dropped_fields(packed: Packed) -> dict[str, object]:
+    """What was left out, in the JSON document."""
+    from p2pdist.model.errors import printable
+
+    dropped = [{"path": printable(item.path), "what": item.what} for item in packed.dropped]
+    return {"dropped": dropped, "dropped_total": packed.dropped_total}
+
+
 def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: object) -> None:
     """Print what was packed; `more` are further fields of the JSON document."""
     from p2pdist.model.errors import printable
 
-    for item in packed.dropped[:DROPPED_SHOWN_MAX]:  # these are warnings, which --quiet leaves
-        output.line(f"left out: {printable(item.path)} ({item.what})")
-    if packed.dropped_total > DROPPED_SHOWN_MAX:
-        output.line(f"left out: {packed.dropped_total - DROPPED_SHOWN_MAX} more")
+    show_dropped(packed)
     notes = [*packed.warnings, *notes]
     shown = _joined(notes)
     for note in shown[:DROPPED_SHOWN_MAX]:
@@ -438,8 +453,7 @@ def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: obje
                 "bytes_total": packed.bytes_total,
                 "bytes_written": packed.bytes_written,
                 "seconds": round(packed.seconds, 3),
-                "dropped": [{"path": printable(item.path), "what": item.what} for item in packed.dropped],
-                "dropped_total": packed.dropped_total,
+                **dropped_fields(packed),
                 "links": [_link_fields(link) for link in packed.links[:NAMED_MAX]],
                 "links_total": len(packed.links),
                 "followed": [_link_fields(link) for link in packed.followed[:NAMED_MAX]],

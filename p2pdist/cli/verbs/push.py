@@ -80,6 +80,10 @@ def push_package(
 
     async def work(progress: output.Progress) -> tuple[Pushed, list[Made]]:
         async with required_origin(origin) as central, opened_layout(layout) as local:
+            if torrent:
+                from p2pdist.package.repository.torrents import check_keeps_torrents, make_torrents
+
+                check_keeps_torrents(central)
             pushed = await push_to(reference, local, central, encrypt_to, progress)
 
             def hashed(done: int, total: int) -> None:
@@ -87,8 +91,6 @@ def push_package(
 
             if not torrent:
                 return pushed, []
-            from p2pdist.package.repository.torrents import make_torrents
-
             return pushed, await make_torrents(reference, local, central, on_progress=hashed)
 
     with output.Progress(quiet=quiet) as progress:

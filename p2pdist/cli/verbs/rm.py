@@ -12,7 +12,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.services import elsewhere_options, opened_elsewhere, origin_option, socket_option
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
-from p2pdist.model.manifest import parse_reference
+from p2pdist.model.manifest import Reference, parse_reference
 
 
 @click.command("rm")
@@ -38,8 +38,8 @@ def command(
     A package that is mounted, pinned or being pulled stays, and the command fails when the others
     are gone. The origin is not touched.
 
-    With --at-origin or --layout, remove the tags REF there instead. p2pdist gc removes the blobs
-    that no other tag needs.
+    With --at-origin or --layout, remove the tags REF there instead; where one is not there the
+    command fails when the others are gone. p2pdist gc removes the blobs that no other tag needs.
 
     \b
     Example:
@@ -49,8 +49,12 @@ def command(
     done: list[Any] = []
     failed: list[P2PDistError] = []
     if at_origin or layout:
-        for ref in references:
-            done.append(asyncio.run(_untag(ref, at_origin, origin, layout)))
+        for reference in [*map(_tag, references)]:  # a mistyped one removes none
+            try:
+                done.append(asyncio.run(_untag(reference, at_origin, origin, layout)))
+            except NotFound as error:  # the others can go
+                failed.append(error)
+                continue
             if not as_json:
                 output.say(f"{done[-1]['reference']} removed at {done[-1]['at']}; it named {done[-1]['digest']}")
     else:
@@ -76,10 +80,15 @@ def command(
         raise output.Listed(failed[0]) if as_json and several else failed[0]
 
 
-async def _untag(ref: str, at_origin: bool, origin: str | None, layout: Path | None) -> dict[str, Any]:
+def _tag(ref: str) -> Reference:
+    """Raises UsageError for what is no tag."""
     reference = parse_reference(ref)
     if not reference.tag:
         raise UsageError(f"{ref} is a digest, and only tags are removed there", remedy="Write name:tag")
+    return reference
+
+
+async def _untag(reference: Reference, at_origin: bool, origin: str | None, layout: Path | None) -> dict[str, Any]:
     async with opened_elsewhere(at_origin, origin, layout) as repository:
         removed = await repository.untag(reference)
         return {"reference": str(reference), "digest": removed.digest, "at": repository.url}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 WORDS_SENT = 8
 """Of the command line the agent hears so many words: they name the program."""
+
+NAME_CHARACTERS_MAX = 250
+"""Of a package that is called as its directory is: with "desk/" what a reference may have."""
 
 _NO_NAME = re.compile(r"[^a-z0-9]+")
 _OTHER_MOUNTS = (
@@ -169,21 +173,31 @@ def _parsed(binds: tuple[str, ...], *, root: bool) -> tuple[Bind, ...]:
 def _pack_directory(directory: Path, layout: Path) -> str:
     """Pack a directory, as a tree unless its project file says otherwise; returns its reference.
     Without a name in the project file it is that of the directory. Raises what packing raises."""
-    from p2pdist.cli.verbs.pack import Choices, pack_source
+    from p2pdist.cli.verbs.pack import Choices, pack_source, show_dropped
     from p2pdist.package.source.project import find_project
 
     output.silence_event_loop()
     file = find_project(directory, None)
-    name = _NO_NAME.sub("-", directory.resolve().name.lower()).strip("-") or "package"
     given = Choices(
-        tag=None if file and file.project.reference else f"desk/{name}:latest",
+        tag=None if file and file.project.reference else f"desk/{_package_name(directory.resolve().name)}:latest",
         form=None if file and file.project.format else "tree",
     )
     packed, notes = pack_source(directory, given, layout, None, quiet=False)
+    show_dropped(packed)
     for note in notes:
         output.note(note)
     output.note(f"packed as {packed.reference}")
     return str(packed.reference)
+
+
+def _package_name(called: str) -> str:
+    """What the package of a directory is called. Of a longer name the hash is its end: directories
+    of runs often differ at the end alone."""
+    name = _NO_NAME.sub("-", called.lower()).strip("-") or "package"
+    if len(name) <= NAME_CHARACTERS_MAX:
+        return name
+    end = hashlib.sha256(os.fsencode(called)).hexdigest()[:16]
+    return f"{name[: NAME_CHARACTERS_MAX - len(end) - 1].strip('-')}-{end}"
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

@@ -33,6 +33,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 
+from p2pdist.model.errors import P2PDistError, printable
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, variant_name, walking_order
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import ContentName, object_name
@@ -41,6 +42,9 @@ from p2pdist.mount.layers import check_object, wrong_object
 from p2pdist.removal import remove_tree
 
 logger = logging.getLogger(__name__)
+
+ATTRIBUTE_ROOM_BYTES = 16 << 20
+"""A file system with so much free space is not full."""
 
 OPEN_MAX = 32
 """Of the directories between the last one opened and the top so many stay open."""
@@ -221,8 +225,7 @@ class _Maker:
         try:
             if entry.size:
                 self._fill(entry, file)
-            for attribute, value in entry.xattrs:
-                os.setxattr(file, attribute, value)  # while the file may be written to: the kernel asks for that
+            _attach(file, entry)  # while the file may be written to: the kernel asks for that
             os.fchmod(file, mode)
             os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
         finally:
@@ -374,13 +377,30 @@ def finish(top: int, directories: Iterable[Directory]) -> None:
                 os.close(place)
 
 
+def _attach(handle: int, entry: File | Directory) -> None:
+    """Give what is open the extended attributes of an entry. Raises P2PDistError where its file
+    system has none, or not so long ones: ext4 says of these that no space is left."""
+    for attribute, value in entry.xattrs:
+        try:
+            os.setxattr(handle, attribute, value)
+        except OSError as error:
+            space = os.fstatvfs(handle)
+            room = space.f_bavail * space.f_frsize > ATTRIBUTE_ROOM_BYTES
+            if error.errno not in (errno.EOPNOTSUPP, errno.E2BIG) and not (error.errno == errno.ENOSPC and room):
+                raise
+            raise P2PDistError(
+                f"{printable(os.fsdecode(entry.path))} has the extended attribute {printable(os.fsdecode(attribute))} "
+                f"of {len(value)} bytes, which the file system here cannot hold",
+                remedy="Take another file system (Btrfs holds 16 KiB, XFS 64 KiB), or pack it without --xattrs",
+            ) from error
+
+
 def _set_attributes(place: int, directory: Directory) -> None:
     wanted = dict(directory.xattrs)
     for name in _attributes(place):
         if name.startswith("user.") and os.fsencode(name) not in wanted:
             os.removexattr(place, name)  # of a lower layer
-    for attribute, value in directory.xattrs:
-        os.setxattr(place, attribute, value)
+    _attach(place, directory)
     os.fchmod(place, directory.mode | (0 if directory.path else stat.S_IRWXU))
     os.utime(place, ns=(directory.mtime_ns, directory.mtime_ns))
 

@@ -24,6 +24,8 @@ from p2pdist.origin.registry.upstream import UpstreamRepository
 BLOBS_AT_ONCE = 3
 READ_BYTES = 1 << 20
 TRIES_MAX = 5
+ADVANCE_BYTES = 16 << 20
+"""Tries that bring so much of a blob count for nothing: a proxy may end every long response."""
 
 Report = Callable[[str, int, int], None]
 
@@ -95,8 +97,10 @@ class _Download:
         async with self._slots:
             try:
                 with path.open("wb") as file:
-                    came = 0
-                    for tries in range(1, TRIES_MAX + 1):
+                    came = tries = 0
+                    while tries < TRIES_MAX:
+                        begun = came
+                        broken: Exception | None = None
                         try:
                             async for data in self._rest(blob, came):
                                 came += len(data)
@@ -107,10 +111,12 @@ class _Download:
                                 self._done += len(data)
                                 self._report("downloading", self._done, self._total)
                         except (Unavailable, ClientError, TimeoutError) as error:
-                            if tries == TRIES_MAX:
-                                raise _broken(blob.digest, error) from error
+                            broken = error
                         if came == blob.size:
                             break
+                        tries = 0 if came - begun >= ADVANCE_BYTES else tries + 1
+                        if broken is not None and tries == TRIES_MAX:
+                            raise _broken(blob.digest, broken) from broken
             except OSError as error:
                 raise self._failed(error) from error
         if came != blob.size or f"sha256:{hasher.hexdigest()}" != blob.digest:

@@ -70,7 +70,7 @@ _ATTESTED = "vnd.docker.reference.type"
 _BLOBS_OF_DIRECTORY = ("{}", "{}.manifest.json")
 _VERSION_OF_DIRECTORY = b"Directory Transport Version: "
 """What the file "version" of an image directory begins with."""
-_LAYER_ENDS = (".tar", ".tar+gzip", ".tar.gzip", ".tar+zstd")
+_LAYER_ENDS = (".tar", ".tar+gzip", ".tar.gzip", ".tar+zstd", ".tar.zstd")
 
 Report = Callable[[str, int, int], None]
 Document = TypeVar("Document")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
-from p2pdist.model.errors import Corrupt, NotFound
+from p2pdist.model.errors import Corrupt, NotFound, UsageError
 from p2pdist.model.manifest import MANIFEST_BYTES_MAX, Descriptor, Reference, decode_manifest
 from p2pdist.model.pieces import piece_size_for
 from p2pdist.model.torrent import (
@@ -29,6 +29,7 @@ from p2pdist.model.torrent import (
     package_torrent,
     torrent_reference,
 )
+from p2pdist.package.repository.contract import Repository
 from p2pdist.package.repository.notes import PushLease
 from p2pdist.package.repository.push import Target
 
@@ -64,9 +65,27 @@ class Made:
     torrent: Torrent
 
 
+def keeps_torrents(repository: Repository) -> bool:
+    """Whether a tag there may lead to a torrent document: a registry tags manifests alone."""
+    return not repository.url.lower().startswith(_REGISTRIES)
+
+
+def check_keeps_torrents(repository: Repository) -> None:
+    """Raises UsageError for a repository that keeps no torrents."""
+    if not keeps_torrents(repository):
+        raise UsageError(
+            f"{repository.url} is a registry, which keeps no torrents",
+            remedy="Leave the torrent away, or push to a directory or bucket (file://, s3://, gs://, az://)",
+        )
+
+
+_REGISTRIES = ("oci://", "oci+http://")
+
+
 async def make_torrent(reference: Reference, repository: Readable, *, on_progress: OnHashed | None = None) -> Made:
     """Make the torrent of a package, or of a blob that was pushed alone (`blob:sha256-...`), and
-    tag it. Raises NotFound, Corrupt and what reading and writing raise."""
+    tag it. Raises NotFound, UsageError, Corrupt and what reading and writing raise."""
+    check_keeps_torrents(repository)
     described = await repository.resolve(reference)
     manifest = decode_manifest(await repository.read(described.digest, limit=MANIFEST_BYTES_MAX))
     alone = reference.name == "blob" and len(manifest.blobs) == 1

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from p2pdist.model.tree import (
     HASH_SIZE,
+    PAGE_BYTES_MAX,
     PAGE_ENTRIES_MAX,
     WHOLE_MAX,
     ChunkList,
@@ -320,4 +321,15 @@ def _key(runs: list[Run]) -> tuple[int, ...]:
 def _encoded(runs: list[Run]) -> Iterator[bytes]:
     entries = [entry for directory, begin, end in runs for entry in directory.entries[begin:end]]
     for at in range(0, len(entries), PAGE_ENTRIES_MAX):
-        yield encode_entries(entries[at : at + PAGE_ENTRIES_MAX])
+        yield from _pages_of(entries[at : at + PAGE_ENTRIES_MAX])
+
+
+def _pages_of(entries: list[Entry]) -> Iterator[bytes]:
+    """One page, or several, halved until none is longer than hosts take."""
+    data = encode_entries(entries)
+    if len(data) <= PAGE_BYTES_MAX or len(entries) == 1:
+        yield data
+        return
+    middle = len(entries) // 2
+    yield from _pages_of(entries[:middle])
+    yield from _pages_of(entries[middle:])

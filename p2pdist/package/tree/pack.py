@@ -29,6 +29,10 @@ from p2pdist.package.tree.writer import Built, remember, store_tree
 
 SECONDS_MAX = (1 << 63) // 1_000_000_000
 
+XATTRS_KEY = "xattrs, pages halved"
+"""In the key of a files cache of a packing with extended attributes. Earlier releases had True
+there, and made pages of them that hosts refuse: what their caches say is not taken over."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -91,7 +95,8 @@ async def pack_tree(
     if options.mtime is not None and not 0 <= options.mtime < SECONDS_MAX:
         raise UsageError(f"{options.mtime} is not a modification time", remedy="Give seconds since 1970")
     scan = await asyncio.to_thread(scan_tree, source, ignore=options.ignore, only=options.only)
-    chosen = (options.xattrs, options.mtime, options.only is not None, options.timeless, options.world_readable)
+    attributes = XATTRS_KEY if options.xattrs else False
+    chosen = (attributes, options.mtime, options.only is not None, options.timeless, options.world_readable)
     key = (scan.source, *chosen, base.name if base else None, *([options.order] if options.order else []))
     work = _Work(scan, name, layout, base, options, on_bytes, CacheFile(layout.directory, key))
     try:
