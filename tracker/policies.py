@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from p2pdist.files import read_content
+from p2pdist.files import decoded, read_content
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.image import ImageName, ImageReference
@@ -43,7 +43,7 @@ def check_policies(path: Path) -> tuple[PolicyTable, list[Mistake]]:
     if len(data) > BYTES_MAX:
         return PolicyTable(), [Mistake("", "", f"it has more than {BYTES_MAX} bytes", "Name a file of policies")]
     try:
-        document = tomllib.loads(data.decode())
+        document = tomllib.loads(decoded(data))
     except (ValueError, RecursionError) as error:
         said = " ".join(str(error).split())[:300]
         return PolicyTable(), [Mistake("", "", f"it is no TOML: {said}", "Correct that place; see https://toml.io")]

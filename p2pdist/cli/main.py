@@ -491,7 +491,7 @@ def read_again(ctx: click.Context, name: str) -> Any:
 def _read_config(file: Path) -> dict[str, Any]:
     import tomllib
 
-    from p2pdist.files import PIPE_S, read_content
+    from p2pdist.files import PIPE_S, decoded, read_content
     from p2pdist.model.errors import NotFound, TooLarge, UsageError
 
     try:
@@ -514,7 +514,7 @@ def _read_config(file: Path) -> dict[str, Any]:
             remedy="Name the right file with --config",
         )
     try:
-        return _underscored(tomllib.loads(data.decode()))
+        return _underscored(tomllib.loads(decoded(data)))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"{file} is not a TOML file: {error}", remedy="Correct that place; see https://toml.io"

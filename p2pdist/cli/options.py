@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from p2pdist.files import PIPE_S, read_content
+from p2pdist.files import PIPE_S, decoded, read_content
 from p2pdist.model.errors import UsageError
 from p2pdist.model.units import parse_rate
 from p2pdist.model.url import secrets_in
@@ -166,7 +166,7 @@ def _read_origin(context: click.Context, _: click.Parameter, file: Path | None) 
         raise UsageError("both --origin and --origin-file are given", remedy="Give one of them")
     try:
         text, mode = read_content(file, ORIGIN_URL_BYTES_MAX, pipe_s=PIPE_S)
-        url = text.decode().strip()
+        url = decoded(text).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it holds no text"
         raise UsageError(

@@ -467,6 +467,19 @@ def test_settings_may_come_from_a_pipe_and_there_may_be_none() -> None:
     assert run("--config", "/dev/null", "completion", "bash").returncode == 0
 
 
+def test_settings_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As editors on Windows write it; a file that holds a token alone may, too."""
+    file, token = tmp_path / "config.toml", tmp_path / "token"
+    file.write_bytes(b'\xef\xbb\xbftracker = "http://127.0.0.1:1"\n')
+    done = run("hosts", "show", "h1", "--config", file)
+    assert (done.returncode, "http://127.0.0.1:1 does not answer" in done.stderr) == (5, True), done.stderr
+    token.write_bytes(b"\xef\xbb\xbfp2pdist-x")
+    token.chmod(0o600)
+    said = run("hosts", "show", "h1", "--token-file", token).stderr
+    token.write_text("p2pdist-x")
+    assert said == run("hosts", "show", "h1", "--token-file", token).stderr
+
+
 def test_lists_within_a_list_are_values(tmp_path: Path) -> None:
     """Of an option with several values; elsewhere none that is left out without a word."""
     file = tmp_path / "config.toml"
