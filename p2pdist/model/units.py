@@ -18,6 +18,9 @@ _UNITS = {
     "TI": 1 << 40,
 }
 _BITS = re.compile(r"([0-9.]+) ?([KMGT]?)bit/s\Z", re.IGNORECASE)
+_AMBIGUOUS = re.compile(r"([0-9.]+) ?([KMGTkmgt]?)([Ii]?)b(?:/s|ps)?\Z")
+"""A lower-case b stands for bits as often as for bytes."""
+
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -37,8 +40,13 @@ def parse_size(text: str) -> int:
 
 def parse_rate(text: str) -> float:
     """Bytes per second of a rate such as 300MB/s, 1GiB/s or 25Gbit/s, more than 0. Raises
-    UsageError."""
+    UsageError, also for a lower-case b."""
     bits = _BITS.match(text.strip())
+    if unclear := _AMBIGUOUS.match(text.strip()):
+        number, prefix, binary = unclear[1], unclear[2].upper(), unclear[3].lower()
+        raise UsageError(
+            f"{text!r} may be bits or bytes", remedy=f"Write {number}{prefix}bit/s or {number}{prefix}{binary}B/s"
+        )
     try:
         rate = parse_size(f"{bits[1]}{bits[2].upper()}B" if bits else text.strip().removesuffix("/s"))
     except UsageError:

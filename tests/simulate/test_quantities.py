@@ -46,5 +46,14 @@ def test_what_is_refused(parse: Callable[[str], float], text: str) -> None:
         parse(text)
 
 
+@pytest.mark.parametrize("text", ["10Gb/s", "10gb/s", "10 Gib/s", "10Gbps", "10Gb", " 10Gb/s "])
+def test_a_rate_that_may_be_bits_or_bytes_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="may be bits or bytes") as refused:
+        parse_rate(text)
+    _, bits, _, byte = refused.value.remedy.split()
+    assert parse_rate(bits) == 10e9 / 8
+    assert parse_rate(byte) == (10 << 30 if "i" in text else 10e9)
+
+
 def test_a_bare_number_is_seconds_where_it_may_be() -> None:
     assert parse_time("30", bare=True) == 30.0
