@@ -212,7 +212,7 @@ def _take_signals(given: Sequence[str]) -> None:
     signal."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see launch.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if DAEMONS.isdisjoint(given):
+    if _verb(given) not in DAEMONS:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, _interrupt)
@@ -272,7 +272,7 @@ def _conceal(given: list[str]) -> None:
 
 def _warn(warning: str, given: Sequence[str]) -> None:
     """On standard error; a daemon's is a line of its log, in the format that was asked for."""
-    if DAEMONS.isdisjoint(given):
+    if _verb(given) not in DAEMONS:
         with contextlib.suppress(OSError):  # a lost warning keeps no command from running
             click.echo(f"warning: {warning}", err=True)
         return
@@ -322,10 +322,23 @@ def _module(verb: str) -> str:
     return f"{VERBS_PACKAGE}.{verb}_" if keyword.iskeyword(verb) else f"{VERBS_PACKAGE}.{verb}"
 
 
+def _verb(given: Sequence[str]) -> str:
+    """The verb of a command line; empty where it names none."""
+    words = iter(given)
+    for word in words:
+        if word == "--config":
+            next(words, "")
+        elif not word.startswith("-"):
+            return word
+    return ""
+
+
 def _wants_json(args: list[str]) -> bool:
+    if (verb := _verb(args)) == "run":  # it prints no JSON, and what is behind REF is its program's
+        return False
     own = args[: args.index("--")] if "--" in args else args
-    verb = "_".join(word for word in own[:2] if word.isidentifier()).upper()
-    names = ("P2PDIST_JSON", f"P2PDIST_{own[0].upper()}_JSON", f"P2PDIST_{verb}_JSON") if own else ("P2PDIST_JSON",)
+    part = "".join(own[own.index(verb) + 1 :][:1]) if verb in own else ""
+    names = ["P2PDIST_JSON", *(f"P2PDIST_{name}_JSON".upper() for name in (verb, f"{verb}_{part}") if verb)]
     given = (os.environ.get(name, "").strip().lower() in ("1", "true", "t", "yes", "y", "on") for name in names)
     return "--json" in own or any(given) or _json_configured
 
@@ -406,7 +419,7 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
         _check_table(ctx, file, ".".join(path[:depth]), table, command)
     values.update((key, value) for key, value in table.items() if key in settings)
     global _json_configured  # noqa: PLW0603 # a process runs one command; its failure is reported outside of it
-    _json_configured = values.get("json") is True
+    _json_configured |= values.get("json") is True  # it may be said for the verb of which this one is part
     _warn_of_readers(file, values.values(), path)
     ctx.default_map = {settings[key].name or "": _as_given(settings[key], value) for key, value in values.items()}
 
@@ -536,11 +549,20 @@ def _underscored(body: dict[str, Any]) -> dict[str, Any]:
 def _as_given(option: click.Option, value: Any) -> Any:
     """A TOML value as the text that the flag takes, so that it is checked as that is: a list of
     texts for an option that may be repeated, and of lists for one that takes several values each
-    time; else JSON text of lists and tables."""
+    time; a list of texts with commas between where the flag takes that; else JSON text of lists and
+    tables."""
+    if not isinstance(value, (list, dict)) and option.multiple and option.nargs == 1:
+        value = [value]
     if isinstance(value, list) and option.multiple and option.nargs > 1:
         return [list(map(str, item)) if isinstance(item, list) else str(item) for item in value]
     if isinstance(value, list) and option.multiple:
-        return [json.dumps(item) if isinstance(item, list) else _as_given(option, item) for item in value]
+        return [_text_of(item) for item in value]
+    if isinstance(value, list) and "[," in (option.metavar or "") and option.nargs == 1:
+        return ",".join(map(_text_of, value))
+    return _text_of(value)
+
+
+def _text_of(value: Any) -> str:
     return json.dumps(value, default=str) if isinstance(value, (bool, list, dict)) else str(value)
 
 

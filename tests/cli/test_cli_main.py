@@ -24,7 +24,7 @@ import pytest
 from ports import free_port
 
 from p2pdist.cli import daemon, output
-from p2pdist.cli.main import VERBS, _as_given, main, parts_of, settings_of
+from p2pdist.cli.main import VERBS, _as_given, _verb, main, parts_of, settings_of
 from p2pdist.cli.options import NAMES
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable, UsageError
 
@@ -491,6 +491,18 @@ def test_lists_within_a_list_are_values(tmp_path: Path) -> None:
     assert _as_given(hosts, [["a"], "b"]) == ['["a"]', "b"]
 
 
+def test_one_value_or_a_list_is_what_a_flag_takes(tmp_path: Path) -> None:
+    """Of an option that may be repeated one value; of one that takes names with commas between a
+    list."""
+    file = tmp_path / "config.toml"
+    file.write_text('tracker = ["http://127.0.0.1:1", "http://127.0.0.1:2"]\n[preseed]\nhost = "h1"\n')
+    done = run("preseed", "app:v1", "--config", file)
+    assert (done.returncode, "http://127.0.0.1:2 does not answer" in done.stderr) == (5, True), done.stderr
+    file.write_text('[tracker]\nnetworks = ["10.0.0.0/8", "nowhere"]\n')
+    done = run("tracker", "--config", file)
+    assert (done.returncode, "'nowhere'" in done.stderr) == (2, True), done.stderr
+
+
 def test_plain_progress_comes_at_intervals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "PLAIN_INTERVAL_S", 0.0)
     with output.Progress(quiet=False) as progress:
@@ -707,6 +719,22 @@ def test_a_failure_is_json_wherever_that_is_said(tmp_path: Path) -> None:
         done = run(*arguments, **environment)
         assert json.loads(done.stdout)["status"] == 404
     assert run(*verb).stdout == ""
+    (tmp_path / "file.toml").write_text("[hosts]\njson = true")  # and so of what the verb consists of
+    part = ("hosts", "show", "h1", "--tracker", "http://127.0.0.1:1")
+    for arguments, environment in (
+        (("--config", tmp_path / "file.toml", *part), {}),
+        (("--config", "/dev/null", *part), {"P2PDIST_HOSTS_SHOW_JSON": "1"}),
+    ):
+        assert json.loads(run(*arguments, **environment).stdout)["status"] == 503
+    assert run("run", "--socket", tmp_path / "none", "app:v1", "--json").stdout == "", "it is for the program"
+
+
+def test_only_the_verb_makes_a_daemon(tmp_path: Path) -> None:
+    """A directory, host or program may be called as one is: warnings are printed all the same, and
+    a signal lets the command tidy up."""
+    done = run("pack", tmp_path / "none", "-t", "agent", "--layout", tmp_path, P2PDIST_ORIGN="x")
+    assert done.returncode == 3 and "Did you mean P2PDIST_ORIGIN?" in done.stderr
+    assert [_verb(words) for words in (["--config", "agent", "ls"], ["agent"], ["-h"], [])] == ["ls", "agent", "", ""]
 
 
 def test_a_registry_that_is_away_is_said_in_plain_words() -> None:
