@@ -100,6 +100,10 @@ OTHER_VARIABLES = frozenset(["CONFIG", "TOKEN", "DEBUG", "ROOT", "COMPILED", "DE
 """What P2PDIST_ is followed by in variables that set no option: programs of packages have
 P2PDIST_ROOT, and may run p2pdist."""
 
+SHARED = frozenset(["TRACKER", "TOKEN_FILE", "JSON"])
+"""Options that mean the same of a verb and of the verbs that it consists of: what variables and the
+file say of them for the former holds for the latter."""
+
 CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
 _json_configured = False
@@ -378,8 +382,10 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
             option.type = _NamedPath(option.type)
         if isinstance(option, click.Option) and option.name and not option.envvar:
             names = {flag.lstrip("-").replace("-", "_").upper() for flag in option.opts if flag.startswith("--")}
-            verb = "_".join(path).upper()
-            option.envvar = [f"P2PDIST_{verb}_{name}" for name in names]
+            verbs = ["_".join(path[:length]).upper() for length in range(len(path), 0, -1)]
+            option.envvar = [
+                f"P2PDIST_{verb}_{name}" for name in names for verb in (verbs if name in SHARED else verbs[:1])
+            ]
             option.envvar += [f"P2PDIST_{name}" for name in names - OTHER_VARIABLES]
             option.show_envvar = False
     command.params.append(
@@ -417,7 +423,8 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
             raise click.UsageError(f"{file}: [[{name}]] is a list of tables. Write [{name}]", ctx)
         table = table if isinstance(table, dict) else {}
         _check_table(ctx, file, ".".join(path[:depth]), table, command)
-    values.update((key, value) for key, value in table.items() if key in settings)
+        own = settings if depth == len(path) else settings.keys() & {name.lower() for name in SHARED}
+        values.update((key, value) for key, value in table.items() if key in own)
     global _json_configured  # noqa: PLW0603 # a process runs one command; its failure is reported outside of it
     _json_configured |= values.get("json") is True  # it may be said for the verb of which this one is part
     _warn_of_readers(file, values.values(), path)

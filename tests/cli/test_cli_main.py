@@ -722,6 +722,7 @@ def test_a_failure_is_json_wherever_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "file.toml").write_text("[hosts]\njson = true")  # and so of what the verb consists of
     part = ("hosts", "show", "h1", "--tracker", "http://127.0.0.1:1")
     for arguments, environment in (
+        ((*part, "--config", tmp_path / "file.toml"), {}),
         (("--config", tmp_path / "file.toml", *part), {}),
         (("--config", "/dev/null", *part), {"P2PDIST_HOSTS_SHOW_JSON": "1"}),
     ):
