@@ -338,13 +338,11 @@ def _verb(given: Sequence[str]) -> str:
 
 
 def _wants_json(args: list[str]) -> bool:
-    if (verb := _verb(args)) == "run":  # it prints no JSON, and what is behind REF is its program's
-        return False
-    own = args[: args.index("--")] if "--" in args else args
+    verb, own = _verb(args), args[: args.index("--")] if "--" in args else args
     part = "".join(own[own.index(verb) + 1 :][:1]) if verb in own else ""
     names = ["P2PDIST_JSON", *(f"P2PDIST_{name}_JSON".upper() for name in (verb, f"{verb}_{part}") if verb)]
     given = (os.environ.get(name, "").strip().lower() in ("1", "true", "t", "yes", "y", "on") for name in names)
-    return "--json" in own or any(given) or _json_configured
+    return ("--json" in own and verb != "run") or any(given) or _json_configured  # run has none: its program may
 
 
 class _NamedPath(click.ParamType):  # type: ignore[type-arg] # older releases of click take none
@@ -426,7 +424,8 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
         own = settings if depth == len(path) else settings.keys() & {name.lower() for name in SHARED}
         values.update((key, value) for key, value in table.items() if key in own)
     global _json_configured  # noqa: PLW0603 # a process runs one command; its failure is reported outside of it
-    _json_configured |= values.get("json") is True  # it may be said for the verb of which this one is part
+    if "json" in values:  # else it may have been said for the verb of which this one is part
+        _json_configured = values["json"] is True
     _warn_of_readers(file, values.values(), path)
     ctx.default_map = {settings[key].name or "": _as_given(settings[key], value) for key, value in values.items()}
 

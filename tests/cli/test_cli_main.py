@@ -727,7 +727,12 @@ def test_a_failure_is_json_wherever_that_is_said(tmp_path: Path) -> None:
         (("--config", "/dev/null", *part), {"P2PDIST_HOSTS_SHOW_JSON": "1"}),
     ):
         assert json.loads(run(*arguments, **environment).stdout)["status"] == 503
-    assert run("run", "--socket", tmp_path / "none", "app:v1", "--json").stdout == "", "it is for the program"
+    (tmp_path / "file.toml").write_text("[hosts]\njson = true\n[hosts.show]\njson = false")
+    assert run(*part, "--config", tmp_path / "file.toml").stdout == "", "the part's own word comes first"
+    program = ("run", "--socket", tmp_path / "none", "app:v1", "--json")
+    assert run(*program).stdout == "", "it is for the program"
+    for name in ("P2PDIST_JSON", "P2PDIST_RUN_JSON"):
+        assert json.loads(run(*program, **{name: "1"}).stdout)["status"] == 503
 
 
 def test_only_the_verb_makes_a_daemon(tmp_path: Path) -> None:
