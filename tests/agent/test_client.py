@@ -326,7 +326,7 @@ async def test_a_signal_ends_pulls_of_several_packages(place: Path, answers: boo
                 said, complained = await to_thread(process.communicate, timeout=20)
             finally:
                 process.kill()
-    assert (process.returncode, said, complained.splitlines()[-1]) == (130, "", "p2pdist: interrupted")
+    assert (process.returncode, said) == (130, "") and "p2pdist: interrupted" in complained.splitlines()
     assert len(asked) == 4, "those behind them are not begun"
 
 

@@ -186,6 +186,7 @@ async def test_a_tracker_that_says_nothing_more_is_not_live(monkeypatch: pytest.
         await page.until(LIVE)  # a new connection is reported to at once
 
 
+@pytest.mark.timeout(300)
 async def test_trouble_is_named() -> None:
     hosts = fleet_of(60, racks_of=10)
     join_all(hosts)
