@@ -435,7 +435,8 @@ def _warn_of_readers(file: Path, values: Iterable[Any], path: tuple[str, ...]) -
     the service's own."""
     from p2pdist.model.url import secrets_in
 
-    secret = any(isinstance(value, str) and "://" in value and secrets_in(value) for value in values)
+    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    secret = any(isinstance(text, str) and "://" in text and secrets_in(text) for text in texts)
     if secret and file.stat().st_mode & stat.S_IROTH:
         _warn(f"{file} holds a password or signature, and every user of this host may read it: chmod o= it", path)
 

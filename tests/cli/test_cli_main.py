@@ -654,12 +654,14 @@ def test_a_file_with_a_secret_that_all_users_may_read_is_warned_of(
     tmp_path: Path, url: str, mode: int, warns: bool
 ) -> None:
     """For a command, and for a daemon in its log, which ends here since it cannot listen."""
-    config, origin = tmp_path / "p2pdist.toml", tmp_path / "origin"
+    config, origin, several = tmp_path / "p2pdist.toml", tmp_path / "origin", tmp_path / "several.toml"
     config.write_text(f'origin = "{url}"\n')
     origin.write_text(url)
-    config.chmod(mode)
-    origin.chmod(mode)
+    several.write_text(f'tracker = ["http://127.0.0.1:1", "{url}"]\n')
+    for each in (config, origin, several):
+        each.chmod(mode)
     for words, file in (
+        (("hosts", "show", "h1", "--config", several), several),
         (("resolve", "a:b", "--config", config), config),
         (("tracker", "--listen", "192.0.2.1:1", "--no-discovery", "--config", config), config),
         (("tracker", "--listen", "192.0.2.1:1", "--no-discovery", "--origin-file", origin), origin),
@@ -728,7 +730,7 @@ def test_a_failure_is_json_wherever_that_is_said(tmp_path: Path) -> None:
     ):
         assert json.loads(run(*arguments, **environment).stdout)["status"] == 503
     (tmp_path / "file.toml").write_text("[hosts]\njson = true\n[hosts.show]\njson = false")
-    assert run(*part, "--config", tmp_path / "file.toml").stdout == "", "the part's own word comes first"
+    assert run("--config", tmp_path / "file.toml", *part).stdout == "", "the part's own word comes first"
     program = ("run", "--socket", tmp_path / "none", "app:v1", "--json")
     assert run(*program).stdout == "", "it is for the program"
     for name in ("P2PDIST_JSON", "P2PDIST_RUN_JSON"):
