@@ -69,6 +69,12 @@ def read_content(path: Path | bytes, bytes_max: int, *, pipe_s: float = 0.0) -> 
         os.close(handle)
 
 
+def decoded(data: bytes) -> str:
+    """The text of a file in UTF-8, without the byte order mark that editors on Windows put first.
+    Raises UnicodeDecodeError."""
+    return data.decode("utf-8-sig")
+
+
 def _open(path: Path | bytes, flags: int) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)

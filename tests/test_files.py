@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from p2pdist.agent.access.identity import read_join_file
+from p2pdist.agent.buckets.settings import s3_settings
+from p2pdist.credentials.join import JoinToken
 from p2pdist.files import NotRegular, open_regular, read_content
+from p2pdist.package.source.project import read_project
+from tracker.access.file import read_rules
+from tracker.callbacks import read_callbacks
+from tracker.policies import check_policies
+from tracker.upstreams.settings import read_upstreams
 
 SPARSE_BYTES = 10 << 30
 MEMORY_BYTES = 3 << 30
@@ -146,3 +154,22 @@ def test_a_pipe_is_read_to_its_end_where_a_secret_may_come_from_a_command(tmp_pa
         assert writer.stdout is not None
         assert len(read_content(Path(f"/dev/fd/{writer.stdout.fileno()}"), 100, pipe_s=60.0).data) == 101
         writer.kill()
+
+
+def test_settings_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As editors on Windows write it."""
+    file = tmp_path / "settings.toml"
+
+    def written(text: str) -> Path:
+        file.write_bytes(f"\ufeff{text}".encode())
+        file.chmod(0o600)
+        return file
+
+    assert read_project(written('name = "a"')).project.name == "a"
+    assert read_upstreams(written('[[upstream]]\nhost = "ghcr.io"'))[0].name == "ghcr.io"
+    assert check_policies(written("policy = []"))[1] == []
+    assert read_callbacks(written(f'hosts = ["a.example.org"]\nkey = "{"k" * 64}"')).key == "k" * 64
+    assert s3_settings((), written('[[bucket]]\nname = "abc"\npackage = "a:v1"')).buckets[0].name == "abc"
+    assert read_rules(written('fleet = "f"').read_bytes(), "it").fleet == "f"
+    token = JoinToken.create("0" * 64, "agents")
+    assert read_join_file(written(str(token))) == token

@@ -11,15 +11,17 @@ import asyncio
 import logging
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from p2pdist.files import read_content
+from p2pdist.files import decoded, read_content
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.image import ImageName, ImageReference
 from p2pdist.model.image_manifest import ImageDocument, ImageIndex, decode_image
 from p2pdist.model.manifest import Reference, decode_manifest
+from p2pdist.model.units import doubt_of_rate
 from tracker.content import Content
 from tracker.core.policy.book import PolicyBook
 from tracker.core.policy.section import Mistake
@@ -28,6 +30,8 @@ from tracker.core.policy.table import PolicyTable, read_table
 POLL_S = 1.0
 BYTES_MAX = 4 << 20
 NAMED_MAX = 3
+RATES = frozenset(["upload", "download", "rate"])
+"""Keys of rates, see tracker/core/policy/rules.py and budget.py."""
 
 Stamp = tuple[int, int, int] | None
 logger = logging.getLogger(__name__)
@@ -43,11 +47,22 @@ def check_policies(path: Path) -> tuple[PolicyTable, list[Mistake]]:
     if len(data) > BYTES_MAX:
         return PolicyTable(), [Mistake("", "", f"it has more than {BYTES_MAX} bytes", "Name a file of policies")]
     try:
-        document = tomllib.loads(data.decode())
+        document = tomllib.loads(decoded(data))
     except (ValueError, RecursionError) as error:
         said = " ".join(str(error).split())[:300]
         return PolicyTable(), [Mistake("", "", f"it is no TOML: {said}", "Correct that place; see https://toml.io")]
+    for doubt in _doubts(document):
+        logger.warning("the policies in %s: %s", path, doubt)
     return read_table(document)
+
+
+def _doubts(document: dict[str, Any]) -> Iterator[str]:
+    """What the author should hear of rates that may be bits or bytes, by table and key."""
+    for name, tables in document.items():
+        for table in tables if isinstance(tables, list) else ():
+            for key in RATES & table.keys() if isinstance(table, dict) else ():
+                if isinstance(value := table[key], str) and (doubt := doubt_of_rate(value)):
+                    yield f"[[{name}]], {key}: {doubt}"
 
 
 class PolicyFile:

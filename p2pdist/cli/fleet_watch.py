@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -126,7 +126,9 @@ class FleetState:
         }
 
 
-async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe: int = 0) -> AsyncIterator[FleetState]:
+async def follow(
+    http: aiohttp.ClientSession, url: str, swarm: str = "", stripe: int = 0
+) -> AsyncGenerator[FleetState, None]:
     """The state of the fleet after each change. Raises Unavailable when the tracker does not
     answer, or no more."""
     import aiohttp

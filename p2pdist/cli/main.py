@@ -100,6 +100,10 @@ OTHER_VARIABLES = frozenset(["CONFIG", "TOKEN", "DEBUG", "ROOT", "COMPILED", "DE
 """What P2PDIST_ is followed by in variables that set no option: programs of packages have
 P2PDIST_ROOT, and may run p2pdist."""
 
+SHARED = frozenset(["TRACKER", "TOKEN_FILE", "JSON"])
+"""Options that mean the same of a verb and of the verbs that it consists of: what variables and the
+file say of them for the former holds for the latter."""
+
 CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
 _json_configured = False
@@ -212,7 +216,7 @@ def _take_signals(given: Sequence[str]) -> None:
     signal."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see launch.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if DAEMONS.isdisjoint(given):
+    if _verb(given) not in DAEMONS:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, _interrupt)
@@ -272,7 +276,7 @@ def _conceal(given: list[str]) -> None:
 
 def _warn(warning: str, given: Sequence[str]) -> None:
     """On standard error; a daemon's is a line of its log, in the format that was asked for."""
-    if DAEMONS.isdisjoint(given):
+    if _verb(given) not in DAEMONS:
         with contextlib.suppress(OSError):  # a lost warning keeps no command from running
             click.echo(f"warning: {warning}", err=True)
         return
@@ -322,12 +326,23 @@ def _module(verb: str) -> str:
     return f"{VERBS_PACKAGE}.{verb}_" if keyword.iskeyword(verb) else f"{VERBS_PACKAGE}.{verb}"
 
 
+def _verb(given: Sequence[str]) -> str:
+    """The verb of a command line; empty where it names none."""
+    words = iter(given)
+    for word in words:
+        if word == "--config":
+            next(words, "")
+        elif not word.startswith("-"):
+            return word
+    return ""
+
+
 def _wants_json(args: list[str]) -> bool:
-    own = args[: args.index("--")] if "--" in args else args
-    verb = "_".join(word for word in own[:2] if word.isidentifier()).upper()
-    names = ("P2PDIST_JSON", f"P2PDIST_{own[0].upper()}_JSON", f"P2PDIST_{verb}_JSON") if own else ("P2PDIST_JSON",)
+    verb, own = _verb(args), args[: args.index("--")] if "--" in args else args
+    part = "".join(own[own.index(verb) + 1 :][:1]) if verb in own else ""
+    names = ["P2PDIST_JSON", *(f"P2PDIST_{name}_JSON".upper() for name in (verb, f"{verb}_{part}") if verb)]
     given = (os.environ.get(name, "").strip().lower() in ("1", "true", "t", "yes", "y", "on") for name in names)
-    return "--json" in own or any(given) or _json_configured
+    return ("--json" in own and verb != "run") or any(given) or _json_configured  # run has none: its program may
 
 
 class _NamedPath(click.ParamType):  # type: ignore[type-arg] # older releases of click take none
@@ -365,8 +380,10 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
             option.type = _NamedPath(option.type)
         if isinstance(option, click.Option) and option.name and not option.envvar:
             names = {flag.lstrip("-").replace("-", "_").upper() for flag in option.opts if flag.startswith("--")}
-            verb = "_".join(path).upper()
-            option.envvar = [f"P2PDIST_{verb}_{name}" for name in names]
+            verbs = ["_".join(path[:length]).upper() for length in range(len(path), 0, -1)]
+            option.envvar = [
+                f"P2PDIST_{verb}_{name}" for name in names for verb in (verbs if name in SHARED else verbs[:1])
+            ]
             option.envvar += [f"P2PDIST_{name}" for name in names - OTHER_VARIABLES]
             option.show_envvar = False
     command.params.append(
@@ -404,9 +421,11 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
             raise click.UsageError(f"{file}: [[{name}]] is a list of tables. Write [{name}]", ctx)
         table = table if isinstance(table, dict) else {}
         _check_table(ctx, file, ".".join(path[:depth]), table, command)
-    values.update((key, value) for key, value in table.items() if key in settings)
+        own = settings if depth == len(path) else settings.keys() & {name.lower() for name in SHARED}
+        values.update((key, value) for key, value in table.items() if key in own)
     global _json_configured  # noqa: PLW0603 # a process runs one command; its failure is reported outside of it
-    _json_configured = values.get("json") is True
+    if "json" in values:  # else it may have been said for the verb of which this one is part
+        _json_configured = values["json"] is True
     _warn_of_readers(file, values.values(), path)
     ctx.default_map = {settings[key].name or "": _as_given(settings[key], value) for key, value in values.items()}
 
@@ -416,7 +435,8 @@ def _warn_of_readers(file: Path, values: Iterable[Any], path: tuple[str, ...]) -
     the service's own."""
     from p2pdist.model.url import secrets_in
 
-    secret = any(isinstance(value, str) and "://" in value and secrets_in(value) for value in values)
+    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    secret = any(isinstance(text, str) and "://" in text and secrets_in(text) for text in texts)
     if secret and file.stat().st_mode & stat.S_IROTH:
         _warn(f"{file} holds a password or signature, and every user of this host may read it: chmod o= it", path)
 
@@ -491,7 +511,7 @@ def read_again(ctx: click.Context, name: str) -> Any:
 def _read_config(file: Path) -> dict[str, Any]:
     import tomllib
 
-    from p2pdist.files import PIPE_S, read_content
+    from p2pdist.files import PIPE_S, decoded, read_content
     from p2pdist.model.errors import NotFound, TooLarge, UsageError
 
     try:
@@ -514,7 +534,7 @@ def _read_config(file: Path) -> dict[str, Any]:
             remedy="Name the right file with --config",
         )
     try:
-        return _underscored(tomllib.loads(data.decode()))
+        return _underscored(tomllib.loads(decoded(data)))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"{file} is not a TOML file: {error}", remedy="Correct that place; see https://toml.io"
@@ -536,11 +556,20 @@ def _underscored(body: dict[str, Any]) -> dict[str, Any]:
 def _as_given(option: click.Option, value: Any) -> Any:
     """A TOML value as the text that the flag takes, so that it is checked as that is: a list of
     texts for an option that may be repeated, and of lists for one that takes several values each
-    time; else JSON text of lists and tables."""
+    time; a list of texts with commas between where the flag takes that; else JSON text of lists and
+    tables."""
+    if not isinstance(value, (list, dict)) and option.multiple and option.nargs == 1:
+        value = [value]
     if isinstance(value, list) and option.multiple and option.nargs > 1:
         return [list(map(str, item)) if isinstance(item, list) else str(item) for item in value]
     if isinstance(value, list) and option.multiple:
-        return [json.dumps(item) if isinstance(item, list) else _as_given(option, item) for item in value]
+        return [_text_of(item) for item in value]
+    if isinstance(value, list) and "[," in (option.metavar or "") and option.nargs == 1:
+        return ",".join(map(_text_of, value))
+    return _text_of(value)
+
+
+def _text_of(value: Any) -> str:
     return json.dumps(value, default=str) if isinstance(value, (bool, list, dict)) else str(value)
 
 

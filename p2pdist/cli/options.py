@@ -13,12 +13,10 @@ from typing import Any, TypeVar
 
 import click
 
-from p2pdist.files import PIPE_S, read_content
+from p2pdist.files import PIPE_S, decoded, read_content
+from p2pdist.model import units
 from p2pdist.model.errors import UsageError
-from p2pdist.model.units import parse_rate
 from p2pdist.model.url import secrets_in
-
-__all__ = ["parse_rate", "parse_ratio", "parse_share", "parse_time"]
 
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s|)\Z")
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+) ?(%?)\Z")
@@ -166,7 +164,7 @@ def _read_origin(context: click.Context, _: click.Parameter, file: Path | None) 
         raise UsageError("both --origin and --origin-file are given", remedy="Give one of them")
     try:
         text, mode = read_content(file, ORIGIN_URL_BYTES_MAX, pipe_s=PIPE_S)
-        url = text.decode().strip()
+        url = decoded(text).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it holds no text"
         raise UsageError(
@@ -179,6 +177,17 @@ def _read_origin(context: click.Context, _: click.Parameter, file: Path | None) 
 
         daemon.EARLY.append(f"every user of this host may read the password in --origin-file {file}: chmod o= it")
     context.params["origin"] = url
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of a rate, see p2pdist/model/units.py; warns of one that may be bits or
+    bytes. Raises UsageError."""
+    rate = units.parse_rate(text)
+    if doubt := units.doubt_of_rate(text):
+        import logging
+
+        logging.getLogger(__name__).warning("%s", doubt)  # standard error, where no daemon has set up its log
+    return rate
 
 
 def parse_time(text: str, *, bare: bool = False) -> float:

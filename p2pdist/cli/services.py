@@ -44,6 +44,9 @@ TAGS_NAMED_MAX = 10
 HINT = "hint"
 """The detail of a failure whose remedy has a hint."""
 
+GOES_ON = "the agent goes on to pull it; p2pdist status says how far it is"
+"""Of a pull whose command was interrupted."""
+
 HOW_HELP = (
     "Use this mount method instead of the best one that works. overlay: the best one that mounts. unpack: the best one that "
     "does not. For packages with trees also erofs, reflink, hardlink and copy."
@@ -107,12 +110,13 @@ def follow_pull(
     a tag means `latest`. `lazy`: not where its policy has it shown lazily. Raises the failure that
     the agent reports, and KeyboardInterrupt soon after `stopped` is set: no signal reaches another
     thread than the main one."""
-    name, noted = _canonical(reference), ""
+    name, noted, begun = _canonical(reference), "", False
 
     with output.Progress(quiet=quiet, beside=beside) as progress:
 
         def show(status: PullStatus) -> None:
-            nonlocal noted
+            nonlocal noted, begun
+            begun = True
             if stopped is not None and stopped.is_set():
                 raise KeyboardInterrupt
             if status.note and status.note != noted and not quiet:
@@ -128,7 +132,12 @@ def follow_pull(
                 if count:  # told apart by the name, of which there may be several
                     progress(f"{name} from {source}", count, status.bytes_total - status.bytes_cached)
 
-        status = client.pull(PullRequest(package=name, priority=priority, lazy=lazy), show)
+        try:
+            status = client.pull(PullRequest(package=name, priority=priority, lazy=lazy), show)
+        except KeyboardInterrupt:
+            if begun:
+                output.note(f"{name}: {GOES_ON}")
+            raise
     if status.tag_age_s is not None:
         told = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - status.tag_age_s))
         output.line(f"{name}: as of {told}, no tracker answers; the tag may have moved since")

@@ -4,6 +4,7 @@ environment. A token is never an argument, which all users of a host can read.
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +80,7 @@ def _read(file: Path) -> str:
             f"the token file {file} cannot be read: {error.strerror}",
             remedy="Name a file that this user may read with --token-file",
         ) from error
-    text = data.decode("ascii", "replace")
+    text = data.removeprefix(codecs.BOM_UTF8).decode("ascii", "replace")
     if len(data) > TOKEN_BYTES_MAX:
         raise UsageError(f"the token file {file} is too large for a token", remedy="p2pdist token create prints one")
     if mode & 0o077:

@@ -8,9 +8,10 @@ own: questions that wait may have taken all others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from p2pdist.client.access import Access
 from p2pdist.model.errors import P2PDistError, Unavailable
@@ -63,6 +64,27 @@ class Pulse:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    async def each(self, url: str, values: AsyncGenerator[Value, None]) -> AsyncIterator[Value]:
+        """What `values` gives, which comes from the tracker at `url` for as long as that lives.
+        Raises Hangs where it does not, and what `values` raises."""
+
+        async def following() -> tuple[Value, ...]:
+            async for value in values:
+                return (value,)
+            return ()
+
+        async with aclosing(values):
+            while got := await self.watched(url, following()):
+                yield got[0]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Ask nothing any more."""

@@ -18,6 +18,9 @@ _UNITS = {
     "TI": 1 << 40,
 }
 _BITS = re.compile(r"([0-9.]+) ?([KMGT]?)bit/s\Z", re.IGNORECASE)
+_UNCLEAR = re.compile(r"([0-9.]+) ?([KMGTkmgt]?)([Ii]?)b(?:/s)?\Z")
+"""A lower-case b stands for bits as often as for bytes."""
+
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -37,7 +40,7 @@ def parse_size(text: str) -> int:
 
 def parse_rate(text: str) -> float:
     """Bytes per second of a rate such as 300MB/s, 1GiB/s or 25Gbit/s, more than 0. Raises
-    UsageError."""
+    UsageError. A lower-case b is taken for bytes: see `doubt_of_rate`."""
     bits = _BITS.match(text.strip())
     try:
         rate = parse_size(f"{bits[1]}{bits[2].upper()}B" if bits else text.strip().removesuffix("/s"))
@@ -46,6 +49,19 @@ def parse_rate(text: str) -> float:
             f"{text!r} is no rate", remedy="Write a number and a unit, such as 300MB/s or 10Gbit/s"
         ) from None
     return rate / (8 if bits else 1)
+
+
+def doubt_of_rate(text: str) -> str:
+    """What its author should hear of a rate with a lower-case b, such as 10Gb/s; empty for a rate
+    that leaves no doubt, and for none. Earlier versions took it for bytes, and settings of fleets
+    that run rely on that."""
+    if not (unclear := _UNCLEAR.match(text.strip())):
+        return ""
+    number, prefix, binary = unclear[1], unclear[2].upper(), unclear[3].lower()
+    return (
+        f"{text.strip()[:100]!r} may be bits or bytes and is taken for bytes. Write {number}{prefix}{binary}B/s, or "
+        f"{number}{prefix}bit/s for bits"
+    )
 
 
 def parse_duration(text: str) -> float:

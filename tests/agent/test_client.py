@@ -326,8 +326,37 @@ async def test_a_signal_ends_pulls_of_several_packages(place: Path, answers: boo
                 said, complained = await to_thread(process.communicate, timeout=20)
             finally:
                 process.kill()
-    assert (process.returncode, said, complained.strip()) == (130, "", "p2pdist: interrupted")
+    assert (process.returncode, said) == (130, "") and "p2pdist: interrupted" in complained.splitlines()
     assert len(asked) == 4, "those behind them are not begun"
+
+
+@pytest.mark.parametrize("words", [("pull", "app:v1"), ("blob", "pull", DIGEST, "-o", "/dev/null")])
+async def test_who_interrupts_a_pull_hears_that_it_goes_on(place: Path, words: tuple[str, ...]) -> None:
+    running = PullStatus("p1", "running", "app:v1", DIGEST, 900, 300, 100, 200, 0, 0.5)
+    followed = asyncio.Event()
+
+    async def pull(_: web.Request) -> web.Response:
+        return answer(running, 202)
+
+    async def pulled(request: web.Request) -> web.Response:
+        followed.set()
+        await asyncio.sleep(float(request.query["wait_s"]))
+        return answer(running)
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/pulls", pull), web.get("/v1/pulls/{id}", pulled)])
+    async with serving(app, place / "s"):
+        command = [*PROGRAM, *words, "--socket", str(place / "s")]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                await asyncio.wait_for(followed.wait(), 60)
+                process.send_signal(signal.SIGINT)
+                _, complained = await to_thread(process.communicate, timeout=20)
+            finally:
+                process.kill()
+    name = words[1] if words[0] == "pull" else DIGEST
+    said = [f"{name}: the agent goes on to pull it; p2pdist status says how far it is", "p2pdist: interrupted"]
+    assert (process.returncode, list(filter(None, complained.splitlines()))) == (130, said)
 
 
 async def test_what_could_not_be_repaired_is_told_in_one_json_document(place: Path) -> None:

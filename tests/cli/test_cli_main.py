@@ -24,7 +24,7 @@ import pytest
 from ports import free_port
 
 from p2pdist.cli import daemon, output
-from p2pdist.cli.main import VERBS, _as_given, main, parts_of, settings_of
+from p2pdist.cli.main import VERBS, _as_given, _verb, main, parts_of, settings_of
 from p2pdist.cli.options import NAMES
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable, UsageError
 
@@ -467,6 +467,19 @@ def test_settings_may_come_from_a_pipe_and_there_may_be_none() -> None:
     assert run("--config", "/dev/null", "completion", "bash").returncode == 0
 
 
+def test_settings_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As editors on Windows write it; a file that holds a token alone may, too."""
+    file, token = tmp_path / "config.toml", tmp_path / "token"
+    file.write_bytes(b'\xef\xbb\xbftracker = "http://127.0.0.1:1"\n')
+    done = run("hosts", "show", "h1", "--config", file)
+    assert (done.returncode, "http://127.0.0.1:1 does not answer" in done.stderr) == (5, True), done.stderr
+    token.write_bytes(b"\xef\xbb\xbfp2pdist-x")
+    token.chmod(0o600)
+    said = run("hosts", "show", "h1", "--token-file", token).stderr
+    token.write_text("p2pdist-x")
+    assert said == run("hosts", "show", "h1", "--token-file", token).stderr
+
+
 def test_lists_within_a_list_are_values(tmp_path: Path) -> None:
     """Of an option with several values; elsewhere none that is left out without a word."""
     file = tmp_path / "config.toml"
@@ -476,6 +489,18 @@ def test_lists_within_a_list_are_values(tmp_path: Path) -> None:
     assert (done.returncode, "UPPER" in done.stderr) == (2, True), done.stderr
     hosts = click.Option(["--host"], multiple=True)
     assert _as_given(hosts, [["a"], "b"]) == ['["a"]', "b"]
+
+
+def test_one_value_or_a_list_is_what_a_flag_takes(tmp_path: Path) -> None:
+    """Of an option that may be repeated one value; of one that takes names with commas between a
+    list."""
+    file = tmp_path / "config.toml"
+    file.write_text('tracker = ["http://127.0.0.1:1", "http://127.0.0.1:2"]\n[preseed]\nhost = "h1"\n')
+    done = run("preseed", "app:v1", "--config", file)
+    assert (done.returncode, "http://127.0.0.1:2 does not answer" in done.stderr) == (5, True), done.stderr
+    file.write_text('[tracker]\nnetworks = ["10.0.0.0/8", "nowhere"]\n')
+    done = run("tracker", "--config", file)
+    assert (done.returncode, "'nowhere'" in done.stderr) == (2, True), done.stderr
 
 
 def test_plain_progress_comes_at_intervals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -629,12 +654,14 @@ def test_a_file_with_a_secret_that_all_users_may_read_is_warned_of(
     tmp_path: Path, url: str, mode: int, warns: bool
 ) -> None:
     """For a command, and for a daemon in its log, which ends here since it cannot listen."""
-    config, origin = tmp_path / "p2pdist.toml", tmp_path / "origin"
+    config, origin, several = tmp_path / "p2pdist.toml", tmp_path / "origin", tmp_path / "several.toml"
     config.write_text(f'origin = "{url}"\n')
     origin.write_text(url)
-    config.chmod(mode)
-    origin.chmod(mode)
+    several.write_text(f'tracker = ["http://127.0.0.1:1", "{url}"]\n')
+    for each in (config, origin, several):
+        each.chmod(mode)
     for words, file in (
+        (("hosts", "show", "h1", "--config", several), several),
         (("resolve", "a:b", "--config", config), config),
         (("tracker", "--listen", "192.0.2.1:1", "--no-discovery", "--config", config), config),
         (("tracker", "--listen", "192.0.2.1:1", "--no-discovery", "--origin-file", origin), origin),
@@ -694,6 +721,28 @@ def test_a_failure_is_json_wherever_that_is_said(tmp_path: Path) -> None:
         done = run(*arguments, **environment)
         assert json.loads(done.stdout)["status"] == 404
     assert run(*verb).stdout == ""
+    (tmp_path / "file.toml").write_text("[hosts]\njson = true")  # and so of what the verb consists of
+    part = ("hosts", "show", "h1", "--tracker", "http://127.0.0.1:1")
+    for arguments, environment in (
+        ((*part, "--config", tmp_path / "file.toml"), {}),
+        (("--config", tmp_path / "file.toml", *part), {}),
+        (("--config", "/dev/null", *part), {"P2PDIST_HOSTS_SHOW_JSON": "1"}),
+    ):
+        assert json.loads(run(*arguments, **environment).stdout)["status"] == 503
+    (tmp_path / "file.toml").write_text("[hosts]\njson = true\n[hosts.show]\njson = false")
+    assert run("--config", tmp_path / "file.toml", *part).stdout == "", "the part's own word comes first"
+    program = ("run", "--socket", tmp_path / "none", "app:v1", "--json")
+    assert run(*program).stdout == "", "it is for the program"
+    for name in ("P2PDIST_JSON", "P2PDIST_RUN_JSON"):
+        assert json.loads(run(*program, **{name: "1"}).stdout)["status"] == 503
+
+
+def test_only_the_verb_makes_a_daemon(tmp_path: Path) -> None:
+    """A directory, host or program may be called as one is: warnings are printed all the same, and
+    a signal lets the command tidy up."""
+    done = run("pack", tmp_path / "none", "-t", "agent", "--layout", tmp_path, P2PDIST_ORIGN="x")
+    assert done.returncode == 3 and "Did you mean P2PDIST_ORIGIN?" in done.stderr
+    assert [_verb(words) for words in (["--config", "agent", "ls"], ["agent"], ["-h"], [])] == ["ls", "agent", "", ""]
 
 
 def test_a_registry_that_is_away_is_said_in_plain_words() -> None:

@@ -29,3 +29,8 @@ def test_variables_and_the_file_reach_a_verb_with_verbs_of_its_own(tmp_path: Pat
     assert AWAY.format(TWO) in refusal("--config", tmp_path / "file.toml", verb)
     assert AWAY.format(TWO) in refusal(verb, "--config", tmp_path / "file.toml")
     assert AWAY.format(THREE) in refusal(verb, "--config", tmp_path / "file.toml", "drain", "x")
+    own = {f"P2PDIST_{verb.upper()}_TRACKER": THREE, "P2PDIST_TRACKER": ONE}
+    assert AWAY.format(THREE) in refusal(verb, "drain", "x", **own), "it is said for the verb of which drain is part"
+    (tmp_path / "file.toml").write_text(f'[{verb}]\ntracker = "{TWO}"\n[tracker]\nlisten = "127.0.0.1:1"\n')
+    for words in ((), ("drain", "x")):
+        assert AWAY.format(TWO) in refusal(verb, *words, "--config", tmp_path / "file.toml")

@@ -17,11 +17,14 @@ from pathlib import Path
 import aiohttp
 import programs
 import pytest
+from aiohttp import web
 from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all, tracker_of
 from programs import PROGRAM
 
 from p2pdist.cli.fleet_watch import FleetState, follow
+from p2pdist.cli.verbs import events, top
 from p2pdist.cli.verbs.top import _story, picture
+from p2pdist.client import pulse
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.transfer.server_events import EVENT_BYTES_MAX
 from tracker.core.views.fleet_view import GONE_S, View
@@ -166,6 +169,61 @@ async def test_without_a_tracker_it_ends_with_5_and_the_second_one_is_asked(host
         code, out, _ = await run("--tracker", f"http://127.0.0.1:9,{url}", "--once", "--json")
     assert code == 0 and json.loads(out)["totals"]["hosts"] == 7
     assert (await run("--tracker", "nonsense", "--once"))[0] == 2
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("watched", ["top", "once", "events"])
+async def test_of_several_trackers_one_that_hangs_is_left(
+    watched: str, begun: bool, hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its connections stay open, those that it has begun to answer as well as others. One that is
+    late and lives is waited for."""
+    monkeypatch.setattr(pulse, "LATE_S", 0.1)
+    never, lived = asyncio.Event(), asyncio.Event()
+
+    async def late(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        if begun:
+            await answer.prepare(request)
+            await answer.write(b": begun\n\n")
+        await never.wait()
+        return answer
+
+    async def health(_: web.Request) -> web.Response:
+        """It lives when it is asked first, and hangs from then on."""
+        if lived.is_set():
+            await never.wait()
+        lived.set()
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_get("/healthz", health)
+    app.router.add_get("/v1/{rest:.*}", late)
+    runner = web.AppRunner(app, shutdown_timeout=0.0, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    hanging = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with tracker_of(hosts) as (_, url), asyncio.timeout(60):
+            if watched == "once":
+                await top._once([hanging, url], "", 0, as_json=True)
+                assert json.loads(capfd.readouterr().out)["totals"]["hosts"] == 7
+                return
+            task = asyncio.create_task(
+                top._watch([hanging, url], "", 0, as_json=True)
+                if watched == "top"
+                else events._follow(f"{hanging},{url}", {}, 0.0, 100, as_json=True)
+            )
+            said = ""
+            while f"{hanging} hangs" not in said or (watched == "top" and '"totals"' not in said):
+                assert not task.done()
+                await asyncio.sleep(0.05)
+                said += "".join(capfd.readouterr())
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    finally:
+        await runner.cleanup()
+    assert lived.is_set()
 
 
 async def test_what_is_no_tracker_is_told_so(hosts: Hosts) -> None:

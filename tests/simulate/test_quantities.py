@@ -1,5 +1,6 @@
 """Rates, times, shares and ratios as people write them."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -44,6 +45,18 @@ def test_values(parse: Callable[[str], float], text: str, value: float) -> None:
 def test_what_is_refused(parse: Callable[[str], float], text: str) -> None:
     with pytest.raises(UsageError):
         parse(text)
+
+
+@pytest.mark.parametrize("text", ["10Gb/s", "10gb/s", "10 Gib/s", "10Gb", " 10Gb/s "])
+def test_a_rate_that_may_be_bits_or_bytes_is_warned_of(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is what it was to earlier versions: an upgrade stops no agent whose settings have it."""
+    assert parse_rate(text) == (10 << 30 if "i" in text else 10e9)
+    [warning] = caplog.messages
+    caplog.clear()
+    as_bytes, as_bits = re.search(r"Write (\S+), or (\S+) for bits", warning).groups()  # type: ignore[union-attr]
+    assert "taken for bytes" in warning and parse_rate(as_bits) == 10e9 / 8
+    assert parse_rate(as_bytes) == (10 << 30 if "i" in text else 10e9)
+    assert not caplog.messages, "what it advises leaves no doubt"
 
 
 def test_a_bare_number_is_seconds_where_it_may_be() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import programs
 import pytest
 from docker_rig import libraries_of
-from ports import free_port, free_ports
+from ports import free_ports
 from unprivileged import as_nobody
 from waits import wait_until
 
@@ -200,25 +200,16 @@ def test_a_trial_is_started_used_from_a_second_agent_and_ended(place: Path) -> N
     with log.open("wb") as output, programs.running(*words, env=environment(place), stdout=output, stderr=output) as up:
         wait_until(lambda: "Ctrl-C ends it" in log.read_text() or up.poll() is not None, "the trial runs", within_s=150)
         assert up.poll() is None, log.read_text()
-        packs, runs = (shlex.split(line)[2:] for line in log.read_text().splitlines()[3:5])
+        lines = [shlex.split(line.replace("~/", f"{place}/"))[1:] for line in log.read_text().splitlines()]
+        packs, runs, second, again = lines[3][1:], lines[4][1:], lines[7], lines[8]
         assert packs[0] == "./app" and runs[-1] == "app:v1"
         packed = run(place, "pack", source, "-t", "app:v1", "--push", *packs[-2:], "--json")
         assert json.loads(packed.stdout)["bytes_sent"] > 0
         done = programs.run("run", *runs, "--", "here", env=environment(place))
         assert (done.returncode, done.stdout) == (7, "data of the package here\n"), done.stderr
-        second = (
-            "agent",
-            "--tracker",
-            f"http://127.0.0.1:{port}",
-            "--listen",
-            f"127.0.0.1:{free_port()}",
-            "--name",
-            "second",
-        )
-        second += ("--store", str(place / "second"), "--socket", str(place / "second.sock"), "--mirror", "off")
         with programs.running(*second, env=environment(place), stderr=subprocess.DEVNULL):
-            wait_until(lambda: (place / "second.sock").exists(), "the second agent listens")
-            done = programs.run("run", "--socket", place / "second.sock", "app:v1", env=environment(place))
+            wait_until(lambda: (place / "p2pdist.sock").exists(), "the second agent listens")
+            done = programs.run(*again, env=environment(place))
             assert (done.returncode, done.stdout) == (7, "data of the package\n"), done.stderr
         again = run(place, "up", "--directory", trial, "--local-only", "--port", str(free_ports(5)), code=1)
         assert f"another trial runs in {trial}" in again.stderr

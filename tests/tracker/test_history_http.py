@@ -24,7 +24,7 @@ from tracker.core.monitor.presence import ABSENCE_S
 from tracker.history import recorder
 from tracker.http.app import make_app
 from tracker.http.history import routes
-from tracker.policies import PolicyFile
+from tracker.policies import PolicyFile, check_policies
 from tracker.service import Service
 
 MANIFEST = digest_of(b"manifest")
@@ -256,3 +256,22 @@ async def test_policies_that_change_are_told_and_so_are_mistakes(tmp_path: Path)
     assert told[0].startswith(f"the policies stay as they were: the policies in {path} cannot be used")
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
+
+
+def test_rates_of_policies_that_may_be_bits_or_bytes_are_told_and_hold(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tracker that is upgraded starts with the file that it had."""
+    path = tmp_path / "policies.toml"
+    path.write_text(
+        '[[policy]]\nmatch = "team/*"\nupload = "1Gb/s"\ndownload = "1GB/s"\n[[site]]\nname = "s0"\nrate = "2Gb/s"\n'
+    )
+    table, mistakes = check_policies(path)
+    assert (mistakes, table.policies[0].rates.upload_bytes_s) == ([], 1e9)
+    told = sorted(caplog.messages)
+    assert [
+        f"[[{name}]], {key}: {rate!r} may be bits" in text
+        for (name, key, rate), text in zip(
+            (("policy", "upload", "1Gb/s"), ("site", "rate", "2Gb/s")), told, strict=True
+        )
+    ] == [True, True]

@@ -175,6 +175,18 @@ async def test_squares_are_shown_though_a_report_came_when_the_last_of_them_was_
 
 
 @pytest.mark.timeout(300)
+async def test_a_tracker_that_says_nothing_more_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs, or to which the network is cut, ends no connection."""
+    hosts = fleet_of(3)
+    async with tracker_of(hosts) as (_, url), browser(url + "/") as page:
+        await page.until(LIVE)
+        monkeypatch.setattr(pages, "WATCHED_S", 3600.0)
+        await page.until(f"/no answer from the tracker/.test({text('#connection')})")
+        assert await page.evaluate(f"/^Wrong: no answer/.test({text('#verdict')})")
+        await page.until(LIVE)  # a new connection is reported to at once
+
+
+@pytest.mark.timeout(300)
 async def test_trouble_is_named() -> None:
     hosts = fleet_of(60, racks_of=10)
     join_all(hosts)

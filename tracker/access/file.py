@@ -16,6 +16,7 @@ import msgspec
 
 from p2pdist.credentials.authority import check_fleet
 from p2pdist.credentials.tokens import check_name
+from p2pdist.files import decoded
 from p2pdist.model.access import EVERYTHING, MIRROR_SUBJECT, NOTHING, LocalRules, Patterns, Role, RoleDocument
 from p2pdist.model.errors import NotFound, UsageError
 from tracker.networks import NETWORKS_MAX, Network
@@ -194,7 +195,7 @@ def read_rules(data: bytes, where: str) -> AccessRules:
     if len(data) > BYTES_MAX:
         raise UsageError(f"{where} has more than {BYTES_MAX} bytes", remedy="Name an access file")
     try:
-        document = msgspec.convert(tomllib.loads(data.decode()), AccessDocument)
+        document = msgspec.convert(tomllib.loads(decoded(data)), AccessDocument)
         return _checked(document)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         said = " ".join(str(error).split())[:300]

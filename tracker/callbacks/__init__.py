@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from p2pdist.files import read_content
+from p2pdist.files import decoded, read_content
 from p2pdist.model.callback import ID_HEADER, KEY_CHARACTERS_MIN, SIGNATURE_HEADER, TIME_HEADER, signature
 from p2pdist.model.errors import P2PDistError, Refused, UsageError, unreached
 from p2pdist.model.preseed import Call, CallState, PreseedRecord, given_id
@@ -98,7 +98,7 @@ def read_callbacks(path: Path) -> CallbackSettings:
     if len(data) > FILE_BYTES_MAX:
         raise UsageError(f"{path} has more than {FILE_BYTES_MAX} bytes, and is no file of callbacks")
     try:
-        found = msgspec.convert(tomllib.loads(data.decode()), _File)
+        found = msgspec.convert(tomllib.loads(decoded(data)), _File)
     except (ValueError, RecursionError) as error:  # its text may hold the key
         raise UsageError(f"{path} is no file of callbacks", remedy='Write hosts = ["..."] and key = "..."') from error
     if len(found.key) < KEY_CHARACTERS_MIN:

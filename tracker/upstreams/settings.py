@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from p2pdist.files import read_content
+from p2pdist.files import decoded, read_content
 from p2pdist.model.errors import UsageError
 from p2pdist.model.units import parse_duration
 from p2pdist.model.upstream import TAGS_TTL_S, UpstreamSettings, parse_redirects, parse_upstream, unique, upstream_of
@@ -72,7 +72,7 @@ def read_upstreams(path: Path) -> tuple[UpstreamSettings, ...]:
     if len(data) > BYTES_MAX:
         raise UsageError(f"{path} has more than {BYTES_MAX} bytes, and is no file of upstreams")
     try:
-        document = tomllib.loads(data.decode())
+        document = tomllib.loads(decoded(data))
     except (ValueError, RecursionError) as error:
         said = " ".join(str(error).split())[:300]
         raise UsageError(f"{path} is no TOML: {said}", remedy="Correct that place; see https://toml.io") from error

@@ -15,6 +15,7 @@ use. Connections that are open go on with what they were opened with.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 import random
 import stat
@@ -82,7 +83,7 @@ def read_join_file(path: Path) -> JoinToken:
             path,
             stat.S_IMODE(mode),
         )
-    return JoinToken.parse(data.decode("ascii", "replace"))
+    return JoinToken.parse(data.removeprefix(codecs.BOM_UTF8).decode("ascii", "replace"))
 
 
 class Membership:

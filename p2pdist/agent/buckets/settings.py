@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from p2pdist.files import read_content
+from p2pdist.files import decoded, read_content
 from p2pdist.gateway.s3.names import KEY_BYTES_MAX, is_bucket
 from p2pdist.gateway.s3.signatures import AccessKey
 from p2pdist.model.digest import Digest, parse_digest
@@ -88,7 +88,7 @@ def _read(path: Path) -> _File:
     if len(file.data) > FILE_BYTES_MAX:
         raise UsageError(f"{path} has more than {FILE_BYTES_MAX} bytes")
     try:
-        document = msgspec.convert(tomllib.loads(file.data.decode()), _File)
+        document = msgspec.convert(tomllib.loads(decoded(file.data)), _File)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is no TOML") from error
     except msgspec.ValidationError as error:  # which names the field, never its value

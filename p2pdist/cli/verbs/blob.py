@@ -13,7 +13,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.options import FilePath
-from p2pdist.cli.services import encrypt_option, origin_option, required_origin, socket_option
+from p2pdist.cli.services import GOES_ON, encrypt_option, origin_option, required_origin, socket_option
 from p2pdist.files import own_descriptor
 from p2pdist.model.digest import Digest, hex_of, is_digest, parse_digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError, from_problem
@@ -299,13 +299,19 @@ def _seen(file: Path) -> tuple[int, int, int] | None:
 def _pull(request: PullRequest, socket: Path, progress: output.Progress, *, quiet: bool) -> PullStatus:
     from p2pdist.agent.api.client import LocalClient
 
-    noted = ""
+    noted, begun = "", False
 
     def show(status: PullStatus) -> None:
-        nonlocal noted
+        nonlocal noted, begun
+        begun = True
         if status.note and status.note != noted and not quiet:
             output.note(status.note)
         noted = status.note
         progress(Path(request.output or request.blob or "").name, status.bytes_done, status.bytes_total)
 
-    return LocalClient(socket).pull(request, show)
+    try:
+        return LocalClient(socket).pull(request, show)
+    except KeyboardInterrupt:
+        if begun:
+            output.note(f"{request.blob}: {GOES_ON}")
+        raise

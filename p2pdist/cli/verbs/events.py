@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -115,34 +115,42 @@ async def read(tracker: str, query: dict[str, str], limit: int) -> list[HistoryR
 async def _follow(tracker: str, query: dict[str, str], begin: float, limit: int, *, as_json: bool) -> None:
     """Print what happens at the first tracker that answers, for ever, each record once. Raises
     what goes wrong before anything was heard."""
+    from p2pdist.cli.tracker_access import TrackerAccess
+    from p2pdist.client.pulse import Pulse
+
     urls = tracker_urls(tracker.split(","))
     if not urls:
         raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
     shown: OrderedDict[tuple[str, int, float], None] = OrderedDict()
     heard, number = False, 0
-    while True:
-        url = urls[number % len(urls)]
-        try:
-            async for record in _stream(url, query):
-                if record is None:  # it is connected; what happened meanwhile comes first
+    async with Pulse(TrackerAccess.current()) as pulse:
+        while True:
+            url = urls[number % len(urls)]
+            told = _told(url, query, begin, limit)
+            try:
+                async for records in pulse.each(url, told) if len(urls) > 1 else told:
                     heard = True
-                    records = await read(url, query | {"since": f"{begin:.3f}"}, limit)
-                else:
-                    records = [record]
-                for each in records:
-                    key = each.tracker, each.number, each.at
-                    if key not in shown:
-                        shown[key] = None
-                        begin = max(begin, each.at - OVERLAP_S)
-                        _show(each, as_json=as_json)
-                while len(shown) > REMEMBERED_MAX:
-                    shown.popitem(last=False)
-        except Unavailable as error:
-            number += 1
-            if not heard and number >= len(urls):
-                raise
-            output.line(f"p2pdist: {error}")
-            await asyncio.sleep(RETRY_S if heard else 0)
+                    for each in records:
+                        key = each.tracker, each.number, each.at
+                        if key not in shown:
+                            shown[key] = None
+                            begin = max(begin, each.at - OVERLAP_S)
+                            _show(each, as_json=as_json)
+                    while len(shown) > REMEMBERED_MAX:
+                        shown.popitem(last=False)
+            except Unavailable as error:
+                number += 1
+                if not heard and number >= len(urls):
+                    raise
+                output.line(f"p2pdist: {error}")
+                await asyncio.sleep(RETRY_S if heard else 0)
+
+
+async def _told(url: str, query: dict[str, str], begin: float, limit: int) -> AsyncGenerator[list[HistoryRecord], None]:
+    """What happened since `begin`, once the tracker at `url` is connected, then each record as it
+    comes. Raises what _stream and read raise."""
+    async for record in _stream(url, query):
+        yield [record] if record is not None else await read(url, query | {"since": f"{begin:.3f}"}, limit)
 
 
 async def _stream(url: str, query: dict[str, str]) -> AsyncIterator[HistoryRecord | None]:

@@ -55,7 +55,7 @@ def command(yes: bool, dry_run: bool, tagged: bool, unused_for: float | None, so
     else:
         _show(pruned)
         if pruned.dry_run and pruned.packages:
-            output.note("Nothing was removed: p2pdist prune --yes does that")
+            output.note("Nothing was removed: --yes beside the same options does that")
     return 1 if pruned.stayed else 0
 
 

@@ -78,13 +78,15 @@ async def _once(urls: list[str], swarm: str, stripe: int, *, as_json: bool) -> N
     import aiohttp
 
     from p2pdist.cli.fleet_watch import follow
+    from p2pdist.cli.tracker_access import TrackerAccess
+    from p2pdist.client.pulse import Pulse
 
     failure: Unavailable | None = None
-    async with aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession() as http, Pulse(TrackerAccess.current()) as pulse:
         for url in urls:
-            seen = 0
+            seen, states = 0, follow(http, url, swarm, stripe)
             try:
-                async for state in follow(http, url, swarm, stripe):
+                async for state in pulse.each(url, states) if len(urls) > 1 else states:
                     seen += 1
                     if seen == 2:
                         _print(state, as_json=as_json)
@@ -113,14 +115,18 @@ async def _watch(urls: list[str], swarm: str, stripe: int, *, as_json: bool) -> 
     from rich.live import Live
 
     from p2pdist.cli.fleet_watch import follow
+    from p2pdist.cli.tracker_access import TrackerAccess
+    from p2pdist.client.pulse import Pulse
 
     with contextlib.ExitStack() as screen:
         live = None if as_json else screen.enter_context(Live(screen=True, auto_refresh=False))
         seen, number = False, 0
-        async with aiohttp.ClientSession() as http:
+        async with aiohttp.ClientSession() as http, Pulse(TrackerAccess.current()) as pulse:
             while True:
+                url = urls[number % len(urls)]
+                states = follow(http, url, swarm, stripe)
                 try:
-                    async for state in follow(http, urls[number % len(urls)], swarm, stripe):
+                    async for state in pulse.each(url, states) if len(urls) > 1 else states:
                         seen = True
                         if live is None:
                             output.print_json(state.document())

@@ -218,6 +218,11 @@ class _Trial:
 
     def _show(self) -> None:
         origin, socket = self.origin.as_uri(), shlex.quote(str(self.socket))
+        further, where = "~/p2pdist.sock", "On a second host:"
+        agent = f"p2pdist agent --tracker {self.tracker} --store ~/p2pdist-store --socket {further}"
+        if self.host == "127.0.0.1":  # which no other host reaches
+            where = "A second agent here, each command in a terminal of its own:"
+            agent += f" --listen {address_text(self.host, self.served + 1)} --mirror off"
         rows = [
             f"A tracker at {self.tracker}/ (its page shows who receives what), an agent and an origin are running.",
             "",
@@ -225,9 +230,9 @@ class _Trial:
             '  p2pdist pack ./app -t app:v1 --entrypoint \'["python3", "main.py"]\' --push --origin ' + origin,
             f"  p2pdist run --socket {socket} app:v1",
             "",
-            "On a second host:",
-            f"  p2pdist agent --tracker {self.tracker} --store ~/p2pdist-store --socket ~/p2pdist.sock",
-            "  p2pdist run --socket ~/p2pdist.sock app:v1",
+            where,
+            f"  {agent}",
+            f"  p2pdist run --socket {further} app:v1",
             "",
             "Ctrl-C ends it." + ("" if self.host == "127.0.0.1" else " Until then others can read what is pushed."),
         ]

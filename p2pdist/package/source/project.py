@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from p2pdist.files import read_content
+from p2pdist.files import decoded, read_content
 from p2pdist.model.errors import NotFound, TooLarge, UsageError
 from p2pdist.model.manifest import LAYERS_MAX
 from p2pdist.package.source.scan import source_directory
@@ -120,7 +120,7 @@ def read_project(file: Path) -> ProjectFile:
     import tomllib  # where there is a project file alone
 
     try:
-        project = msgspec.convert(_underscored(tomllib.loads(data.decode())), Project)
+        project = msgspec.convert(_underscored(tomllib.loads(decoded(data))), Project)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"{file} is not a TOML file: {error}", remedy="Correct that place; see https://toml.io"

@@ -10,6 +10,7 @@ export const ORIGIN = -1, NO_PARENT = -2; // in place of a parent's number
 export const ABSENT = -1, WHOLE = 1000; // progress is in thousandths; ABSENT: the host has left the swarm
 export const STORY_LINES_MAX = 300;
 const RETRY_MS = 3000;
+const SILENCE_MS = 10_000; // a tracker reports every second; one that hangs, or is cut off, ends no connection
 
 export const hosts = new Map(); // number -> {number, name, key, zone, rack, done, flags, x, y}; key: the name, to sort by
 export const nodes = new Map(); // number -> {number, done, parent, x, y, above, depth, low, high, below, loose, seen}
@@ -49,7 +50,7 @@ function connect() {
   const { swarm, stripe } = selection;
   const query = swarm ? `?swarm=${encodeURIComponent(swarm)}&stripe=${stripe}` : "";
   const opened = source = new AbortController();
-  read(`v1/events${query}`, opened.signal).catch(() => null).then((problem) => {
+  read(`v1/events${query}`, opened).catch(() => null).then((problem) => {
     if (source !== opened) return;
     if (problem && (problem.status === 401 || problem.status === 403)) {
       listener.connection("a token is needed", true);
@@ -63,8 +64,22 @@ function connect() {
 }
 
 // Take in events (server-sent events of the HTML standard, 9.2) until they end; returns the problem document of a tracker that sends none.
-// Not EventSource, which can show no token.
-async function read(url, signal) {
+// Not EventSource, which can show no token. Rejects after a silence.
+async function read(url, opened) {
+  let silence = 0;
+  const heard = () => {
+    clearTimeout(silence);
+    silence = setTimeout(() => opened.abort(), SILENCE_MS);
+  };
+  heard();
+  try {
+    return await readHeard(url, opened.signal, heard);
+  } finally {
+    clearTimeout(silence);
+  }
+}
+
+async function readHeard(url, signal, heard) {
   const response = await fetch(url, { headers: credentials(), signal, cache: "no-store", redirect: "error" });
   if (!response.ok) return { status: response.status, ...await response.json() };
   listener.connection("live", false);
@@ -73,6 +88,7 @@ async function read(url, signal) {
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return null;
+    heard();
     parts.push(value);
     if (!value.includes("\n\n") && !(value.startsWith("\n") && parts.length > 1)) continue;
     const blocks = parts.join("").split("\n\n");
