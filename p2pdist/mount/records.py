@@ -138,8 +138,13 @@ def holders(target: Path, *, of_run: bool = False) -> list[str]:
         if len(names) >= HOLDERS_MAX or time.monotonic() > deadline:
             break
         if (of_run and _started_from(pid, target)) or _uses(pid, path):
-            names.append(f"{_name(pid)} (pid {pid})")
+            names.append(named(pid))
     return names
+
+
+def named(pid: int) -> str:
+    """A process for a message, as "name (pid 12)"."""
+    return f"{_name(pid)} (pid {pid})"
 
 
 def _pids() -> Iterator[int]:
