@@ -5,15 +5,21 @@ asked for it, or its path may lead elsewhere."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
+from itertools import chain, starmap
 from pathlib import Path
+
+from p2pdist.mount.kernel import unescaped
 
 Identity = tuple[int, int]
 """Device and inode (stat(2)), which are the same in all mount namespaces of a host; (0, 0) for
 nothing."""
 
 NOTHING: Identity = (0, 0)
+
+Place = tuple[bytes, bytes]
+"""A file system, as mountinfo (proc(5)) numbers it, and a directory in it."""
 
 
 def seen(path: str | os.PathLike[str]) -> Identity | None:
@@ -36,82 +42,111 @@ def differs(path: str | os.PathLike[str], other: Identity) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A line of mountinfo (proc(5)), whose paths are as they stand there."""
+    """A line of mountinfo (proc(5))."""
 
     number: int
     parent: int
     device: bytes
+    """That of the file system, as it stands there."""
     root: bytes
     """The directory of the file system that is mounted."""
     point: bytes
 
-    def place(self, point: bytes) -> tuple[bytes, bytes]:
-        """Where a path below the mount point lies: file system, and directory in it."""
-        return self.device, os.path.normpath(self.root + b"/" + os.path.relpath(point, self.point))
+    def place(self, path: bytes) -> Place:
+        """Where a path at or below the mount point lies."""
+        return self.device, os.path.normpath(os.path.join(self.root, os.path.relpath(path, self.point)))
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
     """Where else the view at a path is mounted."""
 
-    bound: tuple[int, ...]
-    """A process of each mount namespace that has it, or a directory in it, at another place: of
-    containers to which it was given, and of this namespace."""
-    copied: bool
-    """Whether another namespace has it at the same place, as each one that was copied meanwhile
-    does."""
+    bound: tuple[tuple[int, bytes], ...]
+    """Of each mount namespace that has it, or a directory in it, at another place: a process, and
+    the path there. Containers have been given it so. The process is 0 for this namespace."""
+    copied: dict[int, tuple[bytes, ...]]
+    """By number of another namespace: the paths there at which it is in the same directory as here,
+    as all is that was mounted when the namespace was made."""
 
 
 def elsewhere(target: Path) -> Elsewhere:
     """Where else what is seen at `target` (a real path) is mounted, be that a mount or a directory.
-    Namespaces without processes are not found, and those of other users only by root."""
-    spaces = list(_spaces())
-    here = spaces[0][1] if spaces else []
-    path = b"".join(b"\\%03o" % byte if byte in b" \t\n\\" else bytes([byte]) for byte in os.fsencode(target))
-    view = next((mount for mount in reversed(here) if mount.point == path), None)
-    above = _above(here, path)
-    if above is None:
-        return Elsewhere((), False)
-    own = above.place(path)
-    shown = own if view is None else (view.device, view.root)
-    bound, copied = [], False
-    for pid, mounts in spaces:
-        numbered = {mount.number: mount for mount in mounts}
-        for mount in mounts:
-            if mount is view or not _is_of(mount, *shown):
-                continue
-            on = numbered.get(mount.parent)
-            if view is None or on is None or on.place(mount.point) != own:
-                bound.append(pid)
-                break
-            copied = True
+    Namespaces whose processes this one does not see are not found, nor, without root, those of
+    other users. Raises OSError."""
+    path, mine = os.fsencode(target), Path("/proc/self/mountinfo").read_bytes()
+    here = {mount.number: mount for mount in starmap(_mount, _fields(mine))}
+    views = [mount for mount in here.values() if mount.point == path]
+    on = [here[view.parent] for view in views if view.parent in here] if views else _above(here.values(), path)
+    own = {mount.place(path) for mount in on}
+    if not own:
+        return Elsewhere((), {})  # in a chroot(2) the mount above is not listed
+    shown = (views[-1].device, views[-1].root) if views else own.pop()
+    bound, copied = [], {}
+    for space, pid, lines in chain([(0, 0, mine)], _others(shown[0])):
+        copies, others = _split(lines, shown, own)
+        if others:
+            bound.append((pid, others[0]))
+        elif copies and space:
+            copied[space] = copies
     return Elsewhere(tuple(bound), copied)
 
 
-def _above(mounts: Sequence[_Mount], path: bytes) -> _Mount | None:
-    """The mount in which the directory above a path is."""
-    parents = (mount for mount in mounts if path.startswith(mount.point.rstrip(b"/") + b"/"))
-    return max(parents, key=lambda mount: (len(mount.point), mount.number), default=None)
+def _split(lines: bytes, shown: Place, own: Set[Place]) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """Mount points of `shown`, or of a directory in it, in a namespace: those in the directory
+    `own`, and all others."""
+    fields = _fields(lines)
+    found = [_mount(*each) for each in fields if each[2] == shown[0]]
+    found = [mount for mount in found if _is_in(mount.root, shown[1])]
+    parents = {b"%d" % mount.parent for mount in found}
+    there = {int(each[0]): _mount(*each) for each in fields if each[0] in parents}
+
+    def is_own(mount: _Mount) -> bool:
+        on = there.get(mount.parent)  # None where that is above the root of the process
+        return mount.point != b"/" if on is None else on.place(mount.point) in own
+
+    return (
+        tuple(mount.point for mount in found if is_own(mount)),
+        tuple(mount.point for mount in found if not is_own(mount)),
+    )
 
 
-def _is_of(mount: _Mount, device: bytes, root: bytes) -> bool:
-    """Whether what is mounted is a directory of a file system, or one below it."""
-    return mount.device == device and (mount.root == root or mount.root.startswith(root.rstrip(b"/") + b"/"))
+def namespace(pid: int | str) -> int:
+    """The number of the mount namespace of a process. Raises OSError."""
+    return os.stat(f"/proc/{pid}/ns/mnt").st_ino
 
 
-def _spaces() -> Iterator[tuple[int, list[_Mount]]]:
-    """What is mounted in each mount namespace, that of this process first, and a process of it."""
-    looked = set()
-    for pid in (os.getpid(), *(int(name) for name in os.listdir("/proc") if name.isdecimal())):
+def _above(mounts: Iterable[_Mount], path: bytes) -> list[_Mount]:
+    """The mount in which a path is, at which nothing is mounted: of several at one point the last
+    is the visible one."""
+    above = sorted((mount for mount in mounts if _is_in(path, mount.point)), key=lambda mount: len(mount.point))
+    return above[-1:]
+
+
+def _is_in(path: bytes, directory: bytes) -> bool:
+    return path == directory or path.startswith(directory.rstrip(b"/") + b"/")
+
+
+def _others(device: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Number, a process and mountinfo of each other mount namespace in which a file system is
+    mounted, one at a time: each may have thousands of mounts."""
+    looked = {namespace("self")}
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         try:
-            space = os.stat(f"/proc/{pid}/ns/mnt").st_ino
-            if space not in looked:
-                lines = Path(f"/proc/{pid}/mountinfo").read_bytes().split(b"\n")[:-1]
-                looked.add(space)
-                yield pid, [_mount(*line.split(b" ", 5)[:5]) for line in lines]
+            space = namespace(pid)
+            if space in looked:
+                continue
+            lines = Path(f"/proc/{pid}/mountinfo").read_bytes()
         except OSError:
             continue  # it has ended, or belongs to another user
+        looked.add(space)
+        if b" " + device + b" " in lines:
+            yield space, pid, lines
+
+
+def _fields(lines: bytes) -> list[list[bytes]]:
+    """What `_mount` takes of each line of mountinfo, the oldest mount first."""
+    return [line.split(b" ", 5)[:5] for line in lines.split(b"\n")[:-1]]
 
 
 def _mount(number: bytes, parent: bytes, device: bytes, root: bytes, point: bytes) -> _Mount:
-    return _Mount(int(number), int(parent), device, root, point)
+    return _Mount(int(number), int(parent), device, unescaped(root), unescaped(point))

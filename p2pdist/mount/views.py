@@ -36,6 +36,7 @@ from p2pdist.mount.records import (
     Record,
     are_covered,
     holders,
+    holders_of_copies,
     is_ours,
     is_whole,
     named,
@@ -354,11 +355,19 @@ def _require_unused(record: Record, target: Path) -> None:
     hidden = record.staging or covered
     if (of_run and (is_held(target) or run_from(target))) or (hidden and holders(target)):
         raise _in_use(target, holders(target, of_run=of_run))
-    if record.staging or record.method == "erofs" or (record.method == LAZY and not covered):
+    lost = record.staging or record.method == "erofs" or (record.method == LAZY and not covered)
+    if lost and is_whole(record):  # else what is there by now is none of ours
         other = elsewhere(target)
-        if other.bound or (other.copied and holders(target)):
-            users = dict.fromkeys([*map(named, other.bound[:HOLDERS_MAX]), *holders(target)])
-            raise _in_use(target, list(users)[:HOLDERS_MAX])
+        users = [*map(_binder, other.bound), *holders_of_copies(other.copied)]
+        if users:
+            raise _in_use(target, users[:HOLDERS_MAX])
+
+
+def _binder(bound: tuple[int, bytes]) -> str:
+    """What has bound a view, for a message (`Elsewhere.bound`)."""
+    pid, point = bound
+    where = point.decode(errors="replace")
+    return f"{named(pid)} at {where}" if pid else f"the mount at {where}"
 
 
 def _in_use(target: Path, users: list[str]) -> Conflict:
