@@ -150,8 +150,13 @@ class Mounted:
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
+def unescaped(field: bytes) -> bytes:
+    """A field of mountinfo as it was before the kernel escaped it."""
+    return _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), field) if b"\\" in field else field
+
+
 def _plain(field: bytes) -> str:
-    return os.fsdecode(_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), field))
+    return os.fsdecode(unescaped(field))
 
 
 def mounted() -> list[Mounted]:

@@ -23,7 +23,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ import msgspec
 from p2pdist.model.manifest import ROOT_VARIABLE
 from p2pdist.mount import kernel
 from p2pdist.mount.overlay import unmount_layers
+from p2pdist.mount.sight import namespace
 from p2pdist.mount.supervisor.protocol import dismiss
 from p2pdist.removal import remove_tree
 
@@ -132,14 +133,36 @@ def holders(target: Path, *, of_run: bool = False) -> list[str]:
     below `target` (a real path), and with `of_run` those that were started from it; found on a best
     effort basis within SEARCH_S_MAX seconds. Processes of other users show only to root."""
     path = os.fsencode(target)
+    return _found(lambda pid: (of_run and _started_from(pid, target)) or _uses(pid, path))
+
+
+def holders_of_copies(copied: Mapping[int, Sequence[bytes]]) -> list[str]:
+    """As `holders`, of a view in other mount namespaces (`Elsewhere.copied`)."""
+
+    def uses(pid: int) -> bool:
+        try:
+            paths = copied.get(namespace(pid), ())
+        except OSError:
+            return False  # it ended, or belongs to another user
+        return any(_uses(pid, path) for path in paths)
+
+    return _found(uses) if copied else []
+
+
+def _found(uses: Callable[[int], bool]) -> list[str]:
     names: list[str] = []
     deadline = time.monotonic() + SEARCH_S_MAX
     for pid in _pids():
         if len(names) >= HOLDERS_MAX or time.monotonic() > deadline:
             break
-        if (of_run and _started_from(pid, target)) or _uses(pid, path):
-            names.append(f"{_name(pid)} (pid {pid})")
+        if uses(pid):
+            names.append(named(pid))
     return names
+
+
+def named(pid: int) -> str:
+    """A process for a message, as "name (pid 12)"."""
+    return f"{_name(pid)} (pid {pid})"
 
 
 def _pids() -> Iterator[int]:

@@ -29,14 +29,17 @@ from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare
 from p2pdist.mount.overlay import NoUpper, mount_layers
 from p2pdist.mount.program import is_held
 from p2pdist.mount.records import (
+    HOLDERS_MAX,
     IMAGES,
     LAZY,
     Process,
     Record,
     are_covered,
     holders,
+    holders_of_copies,
     is_ours,
     is_whole,
+    named,
     new_id,
     parse_process,
     records,
@@ -45,6 +48,7 @@ from p2pdist.mount.records import (
     take_down,
     views_at,
 )
+from p2pdist.mount.sight import elsewhere
 from p2pdist.mount.squashfs import Image, inspect
 from p2pdist.removal import remove_tree
 
@@ -344,11 +348,26 @@ def _require_nothing_below(record: Record, work: Path) -> None:
 
 def _require_unused(record: Record, target: Path) -> None:
     """Raises Conflict for what the kernel would let go although it is in use: plain files, the
-    cover of a lazy view, and a view whose programs have nothing open."""
+    cover of a lazy view, a view whose programs have nothing open, and one that another mount shows
+    as well, which would lack what the store lets go."""
     of_run = bool(record.owner)
-    hidden = record.staging or (record.method == LAZY and are_covered(views_at(record)))
+    covered = record.method == LAZY and are_covered(views_at(record))
+    hidden = record.staging or covered
     if (of_run and (is_held(target) or run_from(target))) or (hidden and holders(target)):
         raise _in_use(target, holders(target, of_run=of_run))
+    lost = record.staging or record.method == "erofs" or (record.method == LAZY and not covered)
+    if lost and is_whole(record):  # else what is there by now is none of ours
+        other = elsewhere(target)
+        users = [*map(_binder, other.bound), *holders_of_copies(other.copied)]
+        if users:
+            raise _in_use(target, users[:HOLDERS_MAX])
+
+
+def _binder(bound: tuple[int, bytes]) -> str:
+    """What has bound a view, for a message (`Elsewhere.bound`)."""
+    pid, point = bound
+    where = point.decode(errors="replace")
+    return f"{named(pid)} at {where}" if pid else f"the mount at {where}"
 
 
 def _in_use(target: Path, users: list[str]) -> Conflict:

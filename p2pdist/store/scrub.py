@@ -13,29 +13,20 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
-from blake3 import blake3
-
 from p2pdist.model.errors import Corrupt, NotFound
-from p2pdist.model.tree import HASH_SIZE
 from p2pdist.store.blobs.audit import wrong_pieces
 from p2pdist.store.blobs.blob import Blob, drop_if_wrong
 from p2pdist.store.store import BlobStore
-from p2pdist.store.verification import Checked
+from p2pdist.store.verification import NOREUSE, READ_BYTES, Checked, Pace, is_right
 
 logger = logging.getLogger(__name__)
 
-BLOCK_BYTES = 4 << 20
-
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _WHO_PROCESS, _CLASS_IDLE, _NICE = 1, 3 << 13, 19
-_NOREUSE = 5
 _libc = ctypes.CDLL(None, use_errno=True)
-
-Pace = Callable[[int], None]
-"""Called with the number of bytes that were read; waits, or raises to end the reading."""
 
 
 def yield_to_others() -> None:
@@ -52,7 +43,7 @@ def read_blob(store: BlobStore, blob: Blob, pace: Pace) -> Checked | None:
     """Read a complete blob and drop the pieces that are wrong; None when it was removed meanwhile.
     Blocks; raises P2PDistError."""
     wrong: list[int] = []
-    at_once = max(1, BLOCK_BYTES // blob.layout.piece_size)
+    at_once = max(1, READ_BYTES // blob.layout.piece_size)
     try:
         for first in range(0, blob.layout.count, at_once):
             pieces = range(first, min(first + at_once, blob.layout.count))
@@ -60,7 +51,7 @@ def read_blob(store: BlobStore, blob: Blob, pace: Pace) -> Checked | None:
                 if not blob.complete:
                     return None
                 file = blob.fileno()
-                os.posix_fadvise(file, 0, 0, _NOREUSE)
+                os.posix_fadvise(file, 0, 0, NOREUSE)
                 wrong += wrong_pieces(file, blob.layout, pieces, lambda: blob.pieces)
             pace(sum(map(blob.layout.length, pieces)))
         if wrong := drop_if_wrong(blob, wrong):
@@ -84,8 +75,8 @@ def read_objects(store: BlobStore, prefix: str, pace: Pace) -> Iterator[Checked]
         if size is None:
             continue
         try:
-            good = _is_right(store, content, size, pace)
-        except OSError:
+            good = is_right(store.objects.path(content), content, size, pace)
+        except (OSError, NotFound):
             good = False
         if content not in objects:
             continue
@@ -104,28 +95,3 @@ def read_variants(store: BlobStore, pace: Pace) -> Iterator[Checked]:
             logger.error("a variant of an object of %s is damaged and is removed", root)
             store.integrity.damaged["variant"] += 1
         yield Checked("variant", f"variant {root}", size, good)
-
-
-def _is_right(store: BlobStore, content: bytes, size: int, pace: Pace) -> bool:
-    """Whether an object is what its name says. Raises OSError."""
-    path = store.objects.directory / content.hex("/", HASH_SIZE - 1)
-    while True:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            found = os.fstat(file)
-            if found.st_size == size and _hash_of(file, pace) == content:
-                return True
-            if os.path.samestat(found, os.lstat(path)):  # else it was made anew meanwhile
-                return False
-        finally:
-            os.close(file)
-
-
-def _hash_of(file: int, pace: Pace) -> bytes:
-    os.posix_fadvise(file, 0, 0, _NOREUSE)
-    state, done = blake3(), 0
-    while block := os.pread(file, BLOCK_BYTES, done):
-        state.update(block)
-        done += len(block)
-        pace(len(block))
-    return state.digest()

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from blake3 import blake3
+
 from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.objects.files import Objects
-from p2pdist.store.objects.recovery import file_hash
 from p2pdist.store.trees.inventory import Trees
 
 PAUSE_S_MAX = threading.TIMEOUT_MAX
 """A rate may be so low that no clock counts the seconds of a pause."""
+
+READ_BYTES = 4 << 20
+"""An object is read in steps of this many bytes."""
+
+NOREUSE = 5
+"""POSIX_FADV_NOREUSE (linux/fadvise.h)."""
+
+Pace = Callable[[int], None]
+"""Called with the number of bytes that were read; waits, or raises to end the reading."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +88,7 @@ def _blobs(blobs: Iterable[Blob]) -> Iterator[Checked]:
 def _objects(objects: Objects, trees: Trees) -> Iterator[Checked]:
     for content, size in list(objects.sizes.items()):
         try:
-            good = _is_right(objects.path(content), content, size)
+            good = is_right(objects.path(content), content, size)
         except (OSError, NotFound):
             if content not in objects:
                 continue
@@ -88,15 +99,30 @@ def _objects(objects: Objects, trees: Trees) -> Iterator[Checked]:
         yield Checked("object", content.hex(), size, good)
 
 
-def _is_right(path: Path, content: bytes, size: int) -> bool:
-    """Whether an object is what its name says. Raises OSError."""
+def is_right(path: Path, content: bytes, size: int, pace: Pace | None = None) -> bool:
+    """Whether the file of an object is what the object's name says. What was read is not kept in
+    memory longer for it (posix_fadvise(2), POSIX_FADV_NOREUSE). Raises OSError, and what `pace`
+    raises."""
     while True:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            if found.st_size == size and file_hash(path) == content:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(file)
+            if stat.S_ISREG(found.st_mode) and found.st_size == size and _hash_of(file, pace) == content:
                 return True
-            if os.path.samestat(found, path.stat()):  # else it was made anew meanwhile
+            if os.path.samestat(found, os.lstat(path)):  # else it was made anew meanwhile
                 return False
+        finally:
+            os.close(file)
+
+
+def _hash_of(file: int, pace: Pace | None) -> bytes:
+    os.posix_fadvise(file, 0, 0, NOREUSE)
+    state, buffer = blake3(), memoryview(bytearray(min(READ_BYTES, os.fstat(file).st_size + 1)))
+    while count := os.readv(file, [buffer]):
+        state.update(buffer[:count])
+        if pace is not None:
+            pace(count)
+    return state.digest()
 
 
 def _variants(trees: Trees) -> Iterator[Checked]:

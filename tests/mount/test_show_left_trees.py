@@ -6,17 +6,22 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from shown_trees import Store, expected, random_tree, walk
+from shown_trees import MTIME_NS, Store, expected, random_tree, walk
 
 from p2pdist.model.errors import Conflict
+from p2pdist.model.tree import Directory, Entry
 from p2pdist.mount import kernel
 from p2pdist.mount.records import records
 from p2pdist.mount.views import clean_leftovers, mount_view, unmount_view
 
 pytestmark = pytest.mark.root
+
+MS_SHARED = 0x100000
 
 
 _KILLED = """
@@ -87,3 +92,125 @@ def test_what_is_in_use_stays(store: Store, view: Path, work: Path, method: str)
     finally:
         user.kill()
         user.wait()
+
+
+@contextmanager
+def another_namespace(propagation: str, *script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a mount namespace of its own, once it has done the script there."""
+    words = [
+        "unshare",
+        "--mount",
+        f"--propagation={propagation}",
+        "sh",
+        "-ec",
+        f"{'; '.join(script) or ':'}; echo; exec sleep 60",
+    ]
+    user = subprocess.Popen(words, stdout=subprocess.PIPE)
+    try:
+        assert user.stdout is not None and user.stdout.readline() == b"\n"
+        yield user
+    finally:
+        user.kill()
+        user.communicate()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose mounts and unmounts other namespaces hear of, unless they want none."""
+    place = tmp_path / "sha red"
+    place.mkdir()
+    kernel.mount(place, place, "", kernel.MS_BIND)
+    kernel.mount("none", place, "", MS_SHARED)
+    yield place
+    kernel.unmount(place)
+
+
+@pytest.mark.parametrize("propagation", ["private", "slave"])
+def test_what_another_namespace_uses_of_a_view_stays(store: Store, shared: Path, work: Path, propagation: str) -> None:
+    """What the store lets go would be lost there. A copy that nobody uses is nobody's concern: a
+    namespace gets one of all that is mounted."""
+    view = shared / "view"
+    mount_view([store.layer("tree", [store.file(b"a", b"1")])], view, work=work)
+    with another_namespace(propagation, f"cd '{view}'") as user:
+        with pytest.raises(Conflict, match="in use") as caught:
+            unmount_view(view, work=work)
+        assert f"(pid {user.pid})" in str(caught.value.remedy)
+    with another_namespace(propagation):
+        unmount_view(view, work=work)
+    assert not view.exists() and not list(work.iterdir())
+
+
+def test_a_container_that_has_the_directory_above_a_view_need_not_use_the_view(
+    store: Store, view: Path, work: Path, tmp_path: Path
+) -> None:
+    """As pods with a hostPath, and units whose directories are mounted at themselves. What they use
+    of the view has another path there."""
+    data = tmp_path / "data"
+    data.mkdir()
+    mount_view([store.layer("tree", [store.file(b"a", b"1")])], view, work=work)
+    bind = f"mount --rbind '{view.parent}' {data}", f"mount --rbind '{view.parent}' '{view.parent}'"
+    with another_namespace("private", *bind, f"cd {data / view.name}") as user:
+        with pytest.raises(Conflict, match="in use") as caught:
+            unmount_view(view, work=work)
+        assert f"(pid {user.pid})" in str(caught.value.remedy)
+    with another_namespace("private", *bind):
+        unmount_view(view, work=work)
+    assert not view.exists() and not list(work.iterdir())
+
+
+@pytest.mark.parametrize("method", ["erofs", "copy"])
+def test_a_view_that_is_gone_is_cleaned_though_a_container_has_its_directory(
+    store: Store, work: Path, tmp_path: Path, method: str
+) -> None:
+    """After a restart of the machine containers may begin before the agent."""
+    view, data = tmp_path / "view", tmp_path / "data"
+    view.mkdir()
+    data.mkdir()
+    mount_view([store.layer("tree", [store.file(b"a", b"1")])], view, work=work, method=method)
+    if method == "erofs":
+        kernel.unmount(view)
+    else:
+        view.rename(tmp_path / "away")
+        view.mkdir()
+    with another_namespace("private", f"mount --bind '{view}' {data}"):
+        assert [leftover.removed for leftover in clean_leftovers(work)] == [True]
+    assert not list(work.iterdir())
+
+
+def test_plain_files_are_in_use_where_they_are_bound(store: Store, view: Path, work: Path, tmp_path: Path) -> None:
+    """Whatever they are on is mounted at its root."""
+    data = tmp_path / "data"
+    data.mkdir()
+    mount_view([store.layer("tree", [store.file(b"a", b"1")])], view, work=work, method="copy")
+    with another_namespace("private", f"mount --bind '{view}' {data}") as user:
+        with pytest.raises(Conflict, match="in use") as caught:
+            unmount_view(view, work=work)
+        assert f"(pid {user.pid}) at {data}" in str(caught.value.remedy)
+    unmount_view(view, work=work)
+    assert not view.exists() and not list(work.iterdir())
+
+
+@pytest.mark.parametrize("inside", ["", "/below"])
+@pytest.mark.parametrize("method", ["erofs", "copy"])
+def test_a_view_that_is_bound_elsewhere_is_in_use(
+    store: Store, shared: Path, work: Path, tmp_path: Path, method: str, inside: str
+) -> None:
+    """As containers have it, and as it is seen at two paths of this namespace."""
+    view, data = shared / "view", tmp_path / "data"
+    data.mkdir()
+    entries: list[Entry] = [store.file(b"a", b"1"), Directory(b"below", 0o755, MTIME_NS), store.file(b"below/b", b"2")]
+    mount_view([store.layer("tree", entries)], view, work=work, method=method)
+    with another_namespace("slave", f"mount --bind '{view}{inside}' {data}") as user:
+        with pytest.raises(Conflict, match="in use") as caught:
+            unmount_view(view, work=work)
+        assert f"(pid {user.pid})" in str(caught.value.remedy)
+    kernel.mount(f"{view}{inside}", data, "", kernel.MS_BIND)
+    try:
+        with pytest.raises(Conflict, match="in use") as caught:
+            unmount_view(view, work=work)
+        assert f"the mount at {data}." in str(caught.value.remedy)
+        assert [path.name for path in data.iterdir()]
+    finally:
+        kernel.unmount(data)
+    unmount_view(view, work=work)
+    assert not view.exists() and not list(work.iterdir())

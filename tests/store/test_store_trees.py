@@ -26,10 +26,10 @@ from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, File, Root, content_hash, decode_root, encode_root
 from p2pdist.store import verification as verification_module
-from p2pdist.store.objects.recovery import file_hash
 from p2pdist.store.scrub import read_objects
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import SelectedPack
+from p2pdist.store.verification import Pace
 
 OpenStore = Callable[..., BlobStore]
 MIB = 1 << 20
@@ -589,19 +589,43 @@ def test_an_object_that_was_made_anew_while_it_was_read_stays(
             store.trees.drop_objects({content})
             pull(store, tree)
 
-    def read_and_heal(path: Path) -> bytes:
-        found = file_hash(path)
+    hash_of = verification_module._hash_of
+
+    def read_and_heal(file: int, pace: Pace | None) -> bytes:
+        found = hash_of(file, pace)
         heal()
         return found
 
     if reader == "scrub":
         checked = list(read_objects(store, content.hex()[:2], lambda count: heal()))
     else:
-        monkeypatch.setattr(verification_module, "file_hash", read_and_heal)
+        monkeypatch.setattr(verification_module, "_hash_of", read_and_heal)
         checked = [each for each in store.verify() if each.kind == "object"]
     assert [each.ok for each in checked] == [True]
     assert store.trees.complete(tree.root)
     check(store, tree)
+
+
+@pytest.mark.parametrize("reader", ["scrub", "verify"])
+@pytest.mark.parametrize("other", ["pipe", "link"])
+def test_what_is_no_file_is_no_object(store: BlobStore, tmp_path: Path, reader: str, other: str) -> None:
+    """Nobody waits at a pipe until somebody writes into it, or reads what a link leads to."""
+    data = noise(70, 5000)
+    pull(store, Publisher().pack({b"file": data}))
+    content = content_hash(data)
+    path = store.objects.path(content)
+    (tmp_path / "copy").write_bytes(data)
+    path.unlink()
+    if other == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "copy")
+    if reader == "scrub":
+        checked = list(read_objects(store, content.hex()[:2], lambda count: None))
+    else:
+        checked = [each for each in store.verify() if each.kind == "object"]
+    assert [each.ok for each in checked] == [False]
+    assert not os.path.lexists(path) and content not in store.objects
 
 
 def test_a_damaged_older_object_does_not_get_into_a_new_one(store: BlobStore) -> None:
