@@ -125,6 +125,16 @@ class Integrity:
                     dropped += [content.hex() for content in self._look_at_objects(doubtful)]
         return dropped
 
+    def look_at_object(self, content: bytes) -> None:
+        """Look at the object with a content that is about to be used by itself, and drop it where
+        it is not as it is recorded. Blocks; reads it where it was written to."""
+        self._hear()
+        with self._looking:
+            with self._lock:
+                doubtful = not self._watch.works or content in self._changed or content in self._unseen
+            if doubtful:
+                self._look_at_objects([content])
+
     def look_at_all(self, go_on: Callable[[], bool] = lambda: True) -> list[str]:
         """Look at all objects that were not looked at since the store was opened, and read those
         that were written to, while `go_on`. Returns the names of what was dropped. Blocks; others

@@ -4,20 +4,28 @@ that are no keys; and blobs that settings name."""
 from __future__ import annotations
 
 import asyncio
+import os
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
+from image_site import serve
+from test_alone import TAG, pack_tree, pulled
 
+from p2pdist.agent.agent import Agent, AgentSettings
+from p2pdist.agent.api.s3 import make_s3_app
 from p2pdist.agent.buckets.blobs import DESCRIBED_AT_ONCE, OriginBlobs
 from p2pdist.agent.buckets.files import PackageFiles, files_of
-from p2pdist.agent.buckets.settings import BucketSettings, parse_bucket, s3_settings
+from p2pdist.agent.buckets.settings import BucketSettings, S3Settings, parse_bucket, s3_settings
 from p2pdist.gateway.s3.signatures import AccessKey
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.manifest import Reference
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, content_hash
+from p2pdist.origin.layout import LocalLayout
 
 
 def file(path: str, data: bytes = b"x") -> File:
@@ -160,3 +168,31 @@ async def test_nothing_is_looked_up_any_more_for_a_request_that_has_failed() -> 
             await blobs.blobs()
         assert len(asked) <= 2 * DESCRIBED_AT_ONCE
         assert len(asyncio.all_tasks()) == tasks
+
+
+@pytest.mark.parametrize("damage", ["written to", "shorter"])
+async def test_an_object_that_is_no_longer_what_it_was_is_brought_again(
+    origin: LocalLayout, tmp_path: Path, damage: str
+) -> None:
+    """S3 clients compare nothing: to them an object of the store that was changed would be the
+    file."""
+    data = os.urandom(300_000)
+    await pack_tree(tmp_path, origin, [data, os.urandom(3000)])
+    settings = AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0)
+    agent = Agent(settings)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(agent.stop)
+        await agent.start()
+        port = await serve(stack, make_s3_app(agent, S3Settings((BucketSettings("files", TAG),))))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        assert (await pulled(agent, package=str(TAG))).error is None
+        path = agent.store.objects.path(content_hash(data))
+        path.chmod(0o644)
+        if damage == "shorter":
+            os.truncate(path, 1000)
+        else:
+            with path.open("r+b") as file:
+                file.write(bytes(1000))
+        async with asyncio.timeout(60), http.get("/files/f0") as answer:
+            assert answer.status == 200 and await answer.read() == data
+        assert agent.store.integrity.damaged["object"] == 1
