@@ -77,6 +77,17 @@ async def test_a_byte_is_asked_for_to_learn_the_size(site: HubSite, monkeypatch:
             assert answer.headers["ETag"] == f'"{hashlib.sha256(data).hexdigest()}"'
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_file_that_is_another_one_by_now_is_not_given(site: HubSite, method: str) -> None:
+    """A client that goes on with a file of a branch says which one it has begun."""
+    site.hub.repository("org/tiny").commit(make_files())
+    for path in ("resolve/main/config.json", "resolve/main/model-1.safetensors", "raw/main/model-1.safetensors"):
+        known = (await site.ask(f"/org/tiny/{path}", "HEAD")).headers["ETag"]
+        for tag, status in (('"other"', 412), (known, 200)):
+            answer = await site.ask(f"/org/tiny/{path}", method, headers={"If-Match": tag})
+            assert (answer.status, answer.headers["ETag"]) == (status, known), (path, tag)
+
+
 async def test_hosts_that_start_at_once_take_one_copy(site: HubSite) -> None:
     files = make_files()
     site.hub.repository("org/tiny").commit(files)

@@ -30,7 +30,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from p2pdist.gateway.answers import Answers, Interface, Late, Sent, answer_by
+from p2pdist.gateway.answers import Answers, Interface, Late, Sent, answer_by, precondition
 from p2pdist.gateway.huggingface.counts import HubCounts
 from p2pdist.gateway.huggingface.failures import JSON_TYPE, failure_response
 from p2pdist.gateway.huggingface.names import PREFIX, HubRequest, parse_request
@@ -206,8 +206,8 @@ class HubDoor:
         headers["ETag"] = f'"{file.etag}"'
         if file.sha256:
             headers |= {"X-Linked-ETag": f'"{file.sha256}"', "X-Linked-Size": str(file.size)}
-        if any(tag.value in (file.etag, "*") for tag in request.if_none_match or ()):
-            return Sent(web.Response(status=304, headers=headers))
+        if (early := precondition(request, file.etag, headers)) is not None:
+            return Sent(early)
         if request.method == "HEAD":
             response = web.StreamResponse(headers=headers)
             response.content_type, response.content_length = "application/octet-stream", file.size
@@ -260,8 +260,8 @@ def _pointer(file: HubFile) -> bytes:
 def _pointer_response(request: web.Request, file: HubFile, headers: Mapping[str, str]) -> web.Response:
     """What git keeps of a file of LFS. It is a line or three: always given whole."""
     sent = {**headers, "ETag": f'"{file.oid}"', "Accept-Ranges": "none"}
-    if any(tag.value in (file.oid, "*") for tag in request.if_none_match or ()):
-        return web.Response(status=304, headers=sent)
+    if (early := precondition(request, file.oid, sent)) is not None:
+        return early
     return web.Response(body=_pointer(file), content_type="text/plain", charset="utf-8", headers=sent)
 
 
