@@ -18,6 +18,7 @@ from access_rig import access_site, ask
 from aiohttp import web
 from image_rig import Made, Odd, docker_config, make_image, make_index, push_image, reads
 from registry_rig import PASSWORD, Realm, Registry, free_port, needs_registry, running_registry
+from waits import until
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, Refused, Unavailable, UsageError
@@ -175,6 +176,43 @@ async def test_a_registry_that_hangs_keeps_nobody_waiting_for_a_tag_that_is_know
     for _ in range(20):
         assert (await upstreams.manifest(name, "v1")).digest == image.digest
     assert odd.count("HEAD", "v1") == 1
+    gate.set()
+
+
+async def test_an_answer_that_comes_too_late_for_its_client_counts_for_the_next(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a registry that always takes longer than clients wait nothing would ever change here."""
+    monkeypatch.setattr(module, "WAIT_S", 0.05)
+    monkeypatch.setattr(module, "AWAY_S", 0.0)
+    former, image = make_image(LAYER), make_image({"new": b"content"})
+    meant, listed, gate = former, ["v1"], asyncio.Event()
+    gate.set()
+
+    async def manifest(request: web.Request) -> web.StreamResponse:
+        await gate.wait()
+        headers = {"Docker-Content-Digest": meant.digest, "Content-Type": meant.media_type}
+        return web.Response(body=meant.data, headers=headers)
+
+    async def tags(request: web.Request) -> web.StreamResponse:
+        await gate.wait()
+        return web.json_response({"tags": listed})
+
+    odd.answers = {"manifests/v1": manifest, "tags/list": tags}
+    upstreams, name = opened(odd.address, tags_ttl_s=0.0), name_at(odd)
+
+    async def said() -> tuple[Digest, list[str]]:
+        found = await upstreams.manifest(name, "v1")
+        return found.digest, list((await upstreams.tags(name, 10)).names)
+
+    assert await said() == (former.digest, ["v1"])
+    meant, listed = image, ["v1", "v2"]
+    gate.clear()
+    assert await said() == (former.digest, ["v1"])
+    gate.set()
+    await until(lambda: upstreams.asked[odd.address, "ok"] == 4)
+    gate.clear()
+    assert await said() == (image.digest, ["v1", "v2"])
     gate.set()
 
 

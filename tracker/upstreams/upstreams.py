@@ -196,10 +196,19 @@ class Upstreams:
         stale = known if settings.serve_stale else None
         if stale is not None and now < max(registry.away_until, registry.pause.until):
             return stale
-        asked = self._ask(registry, name, f"tag {key}", lambda repository: self._look_up(repository, name, tag, known))
+
+        async def look_up(repository: UpstreamRepository) -> Descriptor:
+            """Notes the answer as well: the client that asked may not have waited for it."""
+            found = await self._look_up(repository, name, tag, known)
+            registry.away_until = 0.0
+            remember(self._tags, key, (time.monotonic(), found), TAGS_MAX)
+            if found != known:
+                await self._note({f"image {key}": found})
+            return found
+
         try:
             async with asyncio.timeout(WAIT_S if stale is not None else None):
-                found = await asked
+                return await self._ask(registry, name, f"tag {key}", look_up)
         except (Unavailable, TimeoutError) as error:
             if stale is None:
                 raise
@@ -210,11 +219,6 @@ class Upstreams:
         except NotFound:
             self._tags.pop(key, None)
             raise
-        registry.away_until = 0.0
-        remember(self._tags, key, (time.monotonic(), found), TAGS_MAX)
-        if found != known:
-            await self._note({f"image {key}": found})
-        return found
 
     async def _look_up(
         self, repository: UpstreamRepository, name: ImageName, tag: str, known: Descriptor | None
@@ -376,16 +380,20 @@ class Upstreams:
             return kept
         if stale is not None and now < max(registry.away_until, registry.pause.until):
             return stale
+
+        async def read(repository: UpstreamRepository) -> ListKind:
+            found = await ask(repository)
+            await self._lists.keep(key, found)  # also for those that did not wait for it
+            return found
+
         try:
             async with asyncio.timeout(WAIT_S if stale is not None else None):
-                found = await self._ask(registry, name, key, ask)
+                return await self._ask(registry, name, key, read)
         except (Unavailable, TimeoutError):
             if stale is None:
                 raise
             registry.away_until = time.monotonic() + AWAY_S
             return stale
-        await self._lists.keep(key, found)
-        return found
 
     # -- asking
 
