@@ -23,9 +23,10 @@ from p2pdist.agent.buckets.settings import BucketSettings, S3Settings, parse_buc
 from p2pdist.gateway.s3.signatures import AccessKey
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Unavailable, UsageError
-from p2pdist.model.manifest import Reference
+from p2pdist.model.manifest import Reference, blob_reference
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, content_hash
 from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.repository.push import push_blob
 
 
 def file(path: str, data: bytes = b"x") -> File:
@@ -168,6 +169,30 @@ async def test_nothing_is_looked_up_any_more_for_a_request_that_has_failed() -> 
             await blobs.blobs()
         assert len(asked) <= 2 * DESCRIBED_AT_ONCE
         assert len(asyncio.all_tasks()) == tasks
+
+
+async def test_a_blob_of_which_nothing_can_be_said_keeps_clients_from_no_other(
+    origin: LocalLayout, tmp_path: Path
+) -> None:
+    """One that the origin does not answer for, while others are here."""
+    digests = []
+    for data in (b"sound", b"odd"):
+        (tmp_path / "content").write_bytes(data)
+        digests.append((await push_blob(tmp_path / "content", origin)).digest)
+    agent = Agent(AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0))
+    sound, odd = digests
+    await origin.tag(blob_reference(odd), await origin.resolve(blob_reference(sound)))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(agent.stop)
+        await agent.start()
+        settings = S3Settings((BucketSettings("blobs", blobs=((b"odd", odd), (b"sound", sound))),))
+        port = await serve(stack, make_s3_app(agent, settings))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        assert (await pulled(agent, blob=str(sound))).error is None
+        for path, status in (("sound", 200), ("odd", 503), ("none", 404), ("?list-type=2", 503)):
+            async with asyncio.timeout(60), http.get(f"/blobs/{path}") as answer:
+                assert answer.status == status, path
+                assert await answer.read() == b"sound" or status != 200
 
 
 @pytest.mark.parametrize("damage", ["written to", "shorter"])

@@ -160,8 +160,8 @@ class PackageBucket:
         """The names by which rules know what is in it."""
         return (self._reference.name,)
 
-    async def objects(self) -> Objects:
-        """What the tag means now, or meant a moment ago."""
+    async def objects(self, key: bytes = b"") -> Objects:
+        """What the tag means now, or meant a moment ago, whatever the key."""
         loop, version = asyncio.get_running_loop(), self._version
         if version is not None and (self._reference.digest or loop.time() - self._looked_at < REFRESH_S):
             return version
