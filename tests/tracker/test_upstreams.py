@@ -287,6 +287,31 @@ async def test_other_settings_hold_from_one_moment_to_the_next(odd: Odd, opened:
         watching.cancel()
 
 
+async def test_what_is_asked_while_settings_change_fails_in_words(odd: Odd, opened: Opens) -> None:
+    """A question may take several requests: for a token, and when a busy registry is asked
+    again."""
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    async def token(request: web.Request) -> web.StreamResponse:
+        began.set()
+        await gate.wait()
+        return web.json_response({"token": "t"})
+
+    async def manifest(request: web.Request) -> web.StreamResponse:
+        challenge = {"WWW-Authenticate": f'Bearer realm="http://{odd.address}/token"'}
+        return web.Response(status=401, headers=challenge)
+
+    odd.answers = {"token": token, "manifests/v1": manifest}
+    upstreams = opened(odd.address)
+    asking = asyncio.create_task(upstreams.manifest(name_at(odd), "v1"))
+    await began.wait()
+    await upstreams.replace([msgspec.structs.replace(parse_upstream(odd.address), tags_ttl_s=1.0)])
+    gate.set()
+    with pytest.raises(Unavailable, match="Try again"):
+        await asking
+    assert upstreams.asked[odd.address, "unavailable"] == 1
+
+
 async def test_a_registry_that_asks_to_be_left_alone_is_left_alone_by_all(odd: Odd, opened: Opens) -> None:
     odd.put("team/app", "v1", make_image(LAYER))
 
