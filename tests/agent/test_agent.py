@@ -25,6 +25,7 @@ from p2pdist.agent.buckets.settings import BucketSettings, S3Settings
 from p2pdist.agent.pull import origin as origin_reader
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.origin import INLINE_S, OriginReader
+from p2pdist.agent.pull.readers import FETCHES_MAX
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import BLOB_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, encode_manifest
@@ -458,6 +459,23 @@ async def test_an_object_that_is_a_blob_has_a_time_as_all_objects_do(rig: Rig) -
 async def _whole(http: aiohttp.ClientSession, path: str, **fields: str) -> tuple[bytes, Mapping[str, str]]:
     async with http.get(path, headers=fields) as answer:
         return await answer.read(), answer.headers
+
+
+async def test_readers_that_ask_for_one_blob_at_once_are_one_fetch(rig: Rig) -> None:
+    """Clients of one address, such as jobs that begin together, ask before any pull is there."""
+    digest = await rig.publish(rig.data)
+    async with AsyncExitStack() as stack:
+        port = await serve(stack, make_apps(rig.agent)[0])
+        connector = aiohttp.TCPConnector(limit=0)
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector, raise_for_status=True)
+        )
+        asking = [asyncio.create_task(_whole(http, f"/v1/blobs/{digest}")) for _ in range(3 * FETCHES_MAX)]
+        await until(lambda: digest in rig.agent.registry._fetching)
+        rig.plan_origin(digest)
+        async with asyncio.timeout(60):
+            assert all(body == rig.data for body, _ in await asyncio.gather(*asking))
+        await until(lambda: not rig.agent.readers._fetches)
 
 
 async def test_a_document_is_given_by_ranges_and_conditions_as_all_blobs_are(rig: Rig) -> None:
