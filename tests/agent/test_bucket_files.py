@@ -195,6 +195,23 @@ async def test_a_blob_of_which_nothing_can_be_said_keeps_clients_from_no_other(
                 assert await answer.read() == b"sound" or status != 200
 
 
+async def test_a_range_that_cannot_be_is_refused_with_the_size_of_the_object(
+    origin: LocalLayout, tmp_path: Path
+) -> None:
+    """The AWS CRT asks for any object by a range, and takes an empty one for a failure without."""
+    await pack_tree(tmp_path, origin, [b"", b"12345"])
+    agent = Agent(AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(agent.stop)
+        await agent.start()
+        port = await serve(stack, make_s3_app(agent, S3Settings((BucketSettings("files", TAG),))))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        for key, span, size in (("f0", "0-8388607", 0), ("f1", "5-", 5)):
+            async with http.get(f"/files/{key}", headers={"Range": f"bytes={span}"}) as answer:
+                assert (answer.status, answer.headers["Content-Type"]) == (416, "application/xml")
+                assert f"<ActualObjectSize>{size}</ActualObjectSize>" in await answer.text()
+
+
 @pytest.mark.parametrize("damage", ["written to", "shorter"])
 async def test_an_object_that_is_no_longer_what_it_was_is_brought_again(
     origin: LocalLayout, tmp_path: Path, damage: str
