@@ -119,6 +119,8 @@ async def test_a_tree_comes_in_pages_that_name_the_door(site: HubSite) -> None:
         if pages == 1:  # the pages after the first are of the same commit
             site.hub.repository("org/name", "datasets").commit({"other": b""})
     assert found == files.keys() and pages == 3
+    named = await site.ask(f"/api/datasets/org/name/tree/{first}?limit=1", headers={"Host": "door_1:7073"})
+    assert named.next.startswith("http://door_1:7073/hf/"), "compose files name containers so"
     flat = json.loads((await site.ask(f"/api/datasets/org/name/tree/{first}")).body)
     assert [(entry["type"], entry["path"]) for entry in flat] == [("directory", f"d{number}") for number in range(3)]
     below = json.loads((await site.ask(f"/api/datasets/org/name/tree/{first}/d1")).body)

@@ -62,7 +62,7 @@ BODY_S_MAX = 30.0
 LAST = "\U0010ffff"
 """Comes after every other character."""
 
-_HOST = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
 _NUMBER = re.compile(r"[0-9]{1,9}\Z")
 _POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
 """What git keeps in place of a file of LFS (git-lfs, docs/spec.md)."""
