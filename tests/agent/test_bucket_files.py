@@ -17,6 +17,7 @@ from test_alone import TAG, pack_tree, pulled
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.s3 import make_s3_app
+from p2pdist.agent.buckets import package
 from p2pdist.agent.buckets.blobs import DESCRIBED_AT_ONCE, OriginBlobs
 from p2pdist.agent.buckets.files import PackageFiles, files_of
 from p2pdist.agent.buckets.settings import BucketSettings, S3Settings, parse_bucket, s3_settings
@@ -193,6 +194,34 @@ async def test_a_blob_of_which_nothing_can_be_said_keeps_clients_from_no_other(
             async with asyncio.timeout(60), http.get(f"/blobs/{path}") as answer:
                 assert answer.status == status, path
                 assert await answer.read() == b"sound" or status != 200
+
+
+async def test_a_tag_that_cannot_be_looked_up_delays_one_request_alone(
+    origin: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs read thousands of small files one after the other, and all of them are here."""
+    await pack_tree(tmp_path, origin, [b"content"])
+    agent = Agent(AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(agent.stop)
+        await agent.start()
+        port = await serve(stack, make_s3_app(agent, S3Settings((BucketSettings("files", TAG),))))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+
+        async def read() -> bytes:
+            async with http.get("/files/f0") as answer:
+                return await answer.read()
+
+        assert await read() == b"content"
+        monkeypatch.setattr(package, "REFRESH_S", 0.0)
+
+        async def hangs(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(agent.packages, "find", hangs)
+        async with asyncio.timeout(60):
+            for _ in range(120):
+                assert await read() == b"content"
 
 
 async def test_a_range_that_cannot_be_is_refused_with_the_size_of_the_object(

@@ -46,7 +46,8 @@ from p2pdist.transfer.stream.sendfile import Connection
 
 REFRESH_S = 30.0
 REFRESH_WAIT_S = 1.0
-"""A request waits so long for what a tag means now, and goes on with what it meant."""
+"""So long requests wait for what a tag means now, and then go on with what it meant: those that
+come while it is still looked up do so at once."""
 
 AHEAD_BYTES = 8 << 20
 """So much behind the chunk that a client waits for is brought as well."""
@@ -153,6 +154,8 @@ class PackageBucket:
         self._version: PackageVersion | None = None
         self._looked_at = float("-inf")
         """When the tag was looked up last, in the event loop's time."""
+        self._began_at = float("-inf")
+        """When it was begun to look it up last."""
         self._looking: asyncio.Task[PackageVersion] | None = None
 
     @property
@@ -166,12 +169,13 @@ class PackageBucket:
         if version is not None and (self._reference.digest or loop.time() - self._looked_at < REFRESH_S):
             return version
         if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
+            self._looking, self._began_at = asyncio.create_task(self._look()), loop.time()
             self._looking.add_done_callback(self._looked)
         looking = self._looking
         if version is None:
             return await asyncio.shield(looking)
-        await asyncio.wait([looking], timeout=REFRESH_WAIT_S)
+        if (wait_s := self._began_at + REFRESH_WAIT_S - loop.time()) > 0:
+            await asyncio.wait([looking], timeout=wait_s)
         return self._version or version
 
     def _looked(self, task: asyncio.Task[PackageVersion]) -> None:
