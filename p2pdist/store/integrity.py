@@ -46,8 +46,9 @@ logger = logging.getLogger(__name__)
 SLACK_S = 0.1
 """Change times of files are up to a tick of the kernel's clock behind."""
 
-AT_ONCE = 2000
-"""So many objects `look_at_all` looks at before others that want to look have their turn."""
+AT_ONCE, AT_ONCE_BYTES = 2000, 256 << 20
+"""So many objects, and of so many bytes, `look_at_all` looks at before others that want to look
+have their turn."""
 
 NAMED_MAX = 20
 """The log names so many objects that are found to be wrong at once."""
@@ -144,12 +145,22 @@ class Integrity:
         while go_on():
             with self._looking:
                 with self._lock:
-                    some = {*islice(self._changed, 1), *islice(self._unseen, AT_ONCE)}
+                    some = self._some()
                 if not some:
                     break
                 dropped += [content.hex() for content in self._look_at_objects(some)]
         self.mark()
         return dropped
+
+    def _some(self) -> set[bytes]:
+        """Contents that `look_at_all` looks at next."""
+        some, left = set(islice(self._changed, 1)), AT_ONCE_BYTES
+        for content in islice(self._unseen, AT_ONCE):
+            if left <= 0:
+                break
+            left -= self._objects.sizes.get(content) or 0
+            some.add(content)
+        return some
 
     def mark(self, *, after_s: float = 0.0) -> None:
         """Write down that all is right until now, if there is no doubt about anything, and nothing

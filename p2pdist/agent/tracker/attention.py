@@ -103,7 +103,7 @@ class Attention:
         return True
 
 
-class Attended(Protocol):
+class WatchedSession(Protocol):
     """A session with a tracker."""
 
     attention: Attention
@@ -114,7 +114,7 @@ class Attended(Protocol):
 
 
 async def answer_unless_silent(
-    session: Attended, question: Callable[[], Awaitable[Value]], wait_s: float | None = None
+    session: WatchedSession, question: Callable[[], Awaitable[Value]], wait_s: float | None = None
 ) -> Value:
     """What the tracker of a session answers, for a caller that can go on without it. Raises what
     `question` raises, and Unavailable too where that takes longer than `wait_s`, and soon where the

@@ -46,8 +46,8 @@ class Upload:
         upload = await self.begin(digest)
         if upload is None:
             return False
-        at = told = tries = unsure = 0
-        """`unsure`: as far as the registry may have it, once the upload has broken off."""
+        at = told = tries = 0
+        unsure = 0  # as far as the registry may have the blob, once the upload has broken off
         while at < size:
             try:
                 if unsure:
