@@ -139,15 +139,18 @@ class Readers:
     def _make_room(self, digest: Digest) -> None:
         """Have what came for readers before give way, the oldest first. Raises Unavailable when
         that is not enough. In a thread."""
-        claimed = list(self._claimed.values())
         going = [other for other in list(self._brought) if other != digest]
-        while room_left(self._store) < sum(claimed):
+        while room_left(self._store) < self._claimed_bytes():
             if not going:
                 raise Unavailable(
                     f"this agent has no room to fetch {digest} for a reader",
                     remedy="Pull it through the agent's Unix socket, which makes room, or ask another agent",
                 )
             self._give_up(going.pop(0))
+
+    def _claimed_bytes(self) -> int:
+        """Those of blobs that are not in the store: the others have their room. In a thread."""
+        return sum(size for digest, size in list(self._claimed.items()) if self._store.get(digest) is None)
 
     def _give_up(self, digest: Digest) -> None:
         blob = self._store.get(digest)
