@@ -18,7 +18,8 @@ from test_images_late import Relay
 from waits import until
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import NotFound, UsageError
+from p2pdist.model.errors import NotFound, Unavailable, UsageError
+from p2pdist.model.hub import HubAdmission, HubName, hub_name
 from p2pdist.model.preseed import PreseedRequest, RankRequest
 
 
@@ -108,3 +109,30 @@ async def test_what_this_host_has_is_given_while_the_tracker_hangs(site: HubSite
             answer = await site.ask(f"/org/tiny/resolve/main/{path}", method, at="h4")
             assert answer.status == 200 and answer.body == (data if method == "GET" else b""), path
     assert agent.session.connected, "it has not been told that the tracker is gone"
+
+
+async def test_a_repository_that_is_closed_meanwhile_is_not_given_as_one_that_was_open(
+    site: HubSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tracker answers one client, and then no other one."""
+    site.hub.repository("org/tiny").commit(make_files(1000))
+    models, name = site.site.agents["h1"].models, hub_name("models", "org/tiny")
+    await models.admit(name, "")
+    models._admitted.clear()
+    asked, gate = asyncio.Event(), asyncio.Event()
+
+    async def admission(_: HubName, token: str) -> HubAdmission:
+        if not token:
+            raise NotFound("closed")
+        asked.set()
+        await gate.wait()
+        raise Unavailable("away")
+
+    monkeypatch.setattr(models._tracked, "admission", admission)
+    waiting = asyncio.create_task(models.admit(name, "token"))
+    await asked.wait()
+    with pytest.raises(NotFound):
+        await models.admit(name, "")
+    gate.set()
+    with pytest.raises(Unavailable):
+        await waiting

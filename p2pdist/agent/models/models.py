@@ -194,7 +194,7 @@ class Models:
                 f"admit {keys[-1].hex()}", lambda: self._tracked.admission(name, token), known=was_open
             )
         except Unavailable:
-            if not was_open:
+            if self._record(name, "open") is None:  # or the tracker has said so meanwhile to another client
                 raise
             return
         except (NotFound, Refused):
