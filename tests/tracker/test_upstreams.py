@@ -216,6 +216,34 @@ async def test_an_answer_that_comes_too_late_for_its_client_counts_for_the_next(
     gate.set()
 
 
+async def test_a_late_answer_does_not_have_clients_wait_for_other_tags(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a registry that is slow each tag would take them WAIT_S, as long as they wait at most."""
+    monkeypatch.setattr(module, "WAIT_S", 0.05)
+    monkeypatch.setattr(module, "AWAY_S", 3600.0)
+    former, image, gate = make_image(LAYER), make_image({"new": b"content"}), asyncio.Event()
+    for tag in ("v1", "v2"):
+        odd.put("team/app", tag, former)
+    upstreams, name = opened(odd.address, tags_ttl_s=0.0), name_at(odd)
+    for tag in ("v1", "v2"):
+        await upstreams.manifest(name, tag)
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await gate.wait()
+        headers = {"Docker-Content-Digest": image.digest, "Content-Type": image.media_type}
+        return web.Response(body=image.data, headers=headers)
+
+    odd.answers = {"manifests/v1": slow, "manifests/v2": slow}
+    assert (await upstreams.manifest(name, "v1")).digest == former.digest
+    gate.set()
+    await until(lambda: upstreams.asked[odd.address, "ok"] == 3)
+    asked = odd.count("HEAD", "v2")
+    assert (await upstreams.manifest(name, "v1")).digest == image.digest
+    assert (await upstreams.manifest(name, "v2")).digest == former.digest
+    assert odd.count("HEAD", "v2") == asked
+
+
 async def test_lists_are_given_as_they_were_while_a_registry_is_away(
     odd: Odd, opened: Opens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,8 +198,8 @@ class Upstreams:
             return stale
 
         async def look_up(repository: UpstreamRepository) -> Descriptor:
+            """Keeps what it finds: the client that asked may not have waited for it."""
             found = await self._look_up(repository, name, tag, known)
-            registry.away_until = 0.0  # here: the client that asked may not have waited for it
             remember(self._tags, key, (time.monotonic(), found), TAGS_MAX)
             if found != known:
                 await self._note({f"image {key}": found})
@@ -207,7 +207,7 @@ class Upstreams:
 
         try:
             async with asyncio.timeout(WAIT_S if stale is not None else None):
-                return await self._ask(registry, name, f"tag {key}", look_up)
+                found = await self._ask(registry, name, f"tag {key}", look_up)
         except (Unavailable, TimeoutError) as error:
             if stale is None:
                 raise
@@ -218,6 +218,8 @@ class Upstreams:
         except NotFound:
             self._tags.pop(key, None)
             raise
+        registry.away_until = 0.0
+        return found
 
     async def _look_up(
         self, repository: UpstreamRepository, name: ImageName, target: str, known: Descriptor | None
