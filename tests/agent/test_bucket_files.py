@@ -21,13 +21,15 @@ from p2pdist.agent.buckets import package
 from p2pdist.agent.buckets.blobs import DESCRIBED_AT_ONCE, OriginBlobs
 from p2pdist.agent.buckets.files import PackageFiles, files_of
 from p2pdist.agent.buckets.settings import BucketSettings, S3Settings, parse_bucket, s3_settings
+from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.gateway.s3.signatures import AccessKey
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Unavailable, UsageError
-from p2pdist.model.manifest import Reference, blob_reference
+from p2pdist.model.manifest import PACK_TYPE, Descriptor, Reference, blob_reference
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, content_hash
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.repository.push import push_blob
+from p2pdist.store.blobs.blob import Blob
 
 
 def file(path: str, data: bytes = b"x") -> File:
@@ -267,3 +269,46 @@ async def test_an_object_that_is_no_longer_what_it_was_is_brought_again(
         async with asyncio.timeout(60), http.get("/files/f0") as answer:
             assert answer.status == 200 and await answer.read() == data
         assert agent.store.integrity.damaged["object"] == 1
+
+
+async def test_an_object_that_is_lost_while_others_come_is_not_said_to_be_none(
+    origin: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pull that is under way does not know that it is lacking: the next one does."""
+    here, lacking = os.urandom(300_000), os.urandom(300_000)
+    await pack_tree(tmp_path, origin, [here, lacking])
+    agent = Agent(AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(agent.stop)
+        await agent.start()
+        port = await serve(stack, make_s3_app(agent, S3Settings((BucketSettings("files", TAG),))))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+
+        async def read(key: str) -> tuple[int, bytes]:
+            async with http.get(f"/files/{key}") as answer:
+                return answer.status, await answer.read()
+
+        assert (await pulled(agent, package=str(TAG))).error is None
+        assert await read("f0") == (200, here)
+        await asyncio.to_thread(agent.store.trees.drop_objects, {content_hash(lacking)})
+        gate, held, fetch = asyncio.Event(), asyncio.Event(), agent.registry.fetch
+
+        async def late(layer: Descriptor, *more: Any) -> tuple[Blob, BlobPull | None]:
+            if layer.media_type == PACK_TYPE:
+                held.set()
+                await gate.wait()
+            return await fetch(layer, *more)
+
+        monkeypatch.setattr(agent.registry, "fetch", late)
+        coming = asyncio.create_task(read("f1"))
+        await held.wait()
+        path = agent.store.objects.path(content_hash(here))
+        path.chmod(0o644)
+        path.write_bytes(bytes(len(here)))
+        assert (await read("f0"))[0] == 503
+        gate.set()
+        async with asyncio.timeout(60):
+            assert await coming == (200, lacking)
+            while (answer := await read("f0"))[0] == 503:
+                await asyncio.sleep(0.05)
+        assert answer == (200, here)

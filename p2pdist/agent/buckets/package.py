@@ -330,9 +330,9 @@ class FileContent:
             self._look_ahead(chunks, needed, end)
             try:
                 return needed, await chunks.read(needed, self._reading)
-            except NotFound:  # evicted since: another pull brings it
+            except NotFound as error:  # it went after the pull was planned: another pull brings it
                 if attempt + 1 == ATTEMPTS:
-                    raise
+                    raise Unavailable(error.what, remedy="Ask again: another pull brings it") from error
         raise AssertionError("the last attempt returns or raises")
 
     def _look_ahead(self, chunks: Chunks, needed: DeviceChunk, end: int) -> None:
