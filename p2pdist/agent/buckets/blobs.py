@@ -126,7 +126,7 @@ class OriginBlobs:
     async def blobs(self, key: bytes = b"") -> Mapping[bytes, NamedBlob]:
         """Those of the blobs, with `key` of that one, that the origin has. One that it lacks is
         looked for again."""
-        asked = {name: digest for name, digest in self._digests.items() if key in (b"", name)}
+        asked = self._digests if not key else {key: self._digests[key]} if key in self._digests else {}
         missing = [digest for digest in set(asked.values()) if digest not in self._known]
         await together(map(self._describe, missing))  # none goes on for a request that has failed
         return {name: self._known[digest] for name, digest in asked.items() if digest in self._known}
