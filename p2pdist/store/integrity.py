@@ -78,6 +78,8 @@ class Integrity:
         """Contents whose object may have been."""
         self._unseen: set[bytes] = set(objects.contents())
         """Contents whose object was not looked at since the store was opened."""
+        self._under: set[bytes] = set()
+        """Contents whose object a thread looks at now."""
         with failures(paths.root):
             self._watch = Watch(paths.blobs, paths.images, paths.objects)
             self._directory = os.open(paths.objects, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -126,14 +128,19 @@ class Integrity:
                     dropped += [content.hex() for content in self._look_at_objects(doubtful)]
         return dropped
 
-    def look_at_object(self, content: bytes) -> None:
-        """Look at the object with a content that is about to be used by itself, and drop it where
-        it is not as it is recorded. Blocks; reads it where it was written to."""
+    def doubts(self, content: bytes) -> bool:
+        """Whether the object with a content, which is about to be used by itself, is to be looked
+        at first. Waits for no look at others."""
         self._hear()
+        with self._lock:
+            known = (self._changed, self._unseen, self._under)
+            return not self._watch.works or any(content in contents for contents in known)
+
+    def look_at_object(self, content: bytes) -> None:
+        """Look at an object that is in doubt, and drop it where it is not as it is recorded.
+        Blocks, also while others are looked at; reads it where it was written to."""
         with self._looking:
-            with self._lock:
-                doubtful = not self._watch.works or content in self._changed or content in self._unseen
-            if doubtful:
+            if self.doubts(content):
                 self._look_at_objects([content])
 
     def look_at_all(self, go_on: Callable[[], bool] = lambda: True) -> list[str]:
@@ -212,6 +219,15 @@ class Integrity:
     def _look_at_objects(self, contents: Collection[bytes]) -> list[bytes]:
         """Look at objects, and no longer doubt those that are right. Returns those that were
         dropped. The caller holds `_looking`."""
+        with self._lock:
+            self._under = set(contents)
+        try:
+            return self._drop_wrong(contents)
+        finally:
+            with self._lock:
+                self._under = set()
+
+    def _drop_wrong(self, contents: Collection[bytes]) -> list[bytes]:
         wrong = []
         for content in contents:
             with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import aiohttp
 import pytest
 from image_site import serve
 from test_alone import TAG, pack_tree, pulled
+from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.s3 import make_s3_app
@@ -29,6 +31,7 @@ from p2pdist.model.manifest import PACK_TYPE, Descriptor, Reference, blob_refere
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, content_hash
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.repository.push import push_blob
+from p2pdist.store import integrity
 from p2pdist.store.blobs.blob import Blob
 
 
@@ -312,3 +315,44 @@ async def test_an_object_that_is_lost_while_others_come_is_not_said_to_be_none(
             while (answer := await read("f0"))[0] == 503:
                 await asyncio.sleep(0.05)
         assert answer == (200, here)
+
+
+async def test_a_file_whose_object_is_read_again_keeps_clients_from_no_other(
+    origin: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of weights takes long to read, and clients ask for it in many ranges at once."""
+    written, other = os.urandom(300_000), os.urandom(3000)
+    await pack_tree(tmp_path, origin, [written, other])
+    agent = Agent(AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0))
+    gate = threading.Event()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(agent.stop)
+        stack.callback(gate.set)
+        await agent.start()
+        port = await serve(stack, make_s3_app(agent, S3Settings((BucketSettings("files", TAG),))))
+        connector = aiohttp.TCPConnector(limit=0)
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector))
+
+        async def read(key: str) -> tuple[int, bytes]:
+            async with http.get(f"/files/{key}") as answer:
+                return answer.status, await answer.read()
+
+        assert (await pulled(agent, package=str(TAG))).error is None
+        await asyncio.to_thread(agent.store.integrity.look_at_all)
+        began, hash_of = threading.Event(), integrity.file_hash
+
+        def slow_hash(path: Path) -> bytes:
+            began.set()
+            gate.wait()
+            return hash_of(path)
+
+        monkeypatch.setattr(integrity, "file_hash", slow_hash)
+        path = agent.store.objects.path(content_hash(written))
+        path.chmod(0o644)
+        path.write_bytes(bytes(len(written)))
+        waiting = [asyncio.create_task(read("f0")) for _ in range(100)]
+        await until(began.is_set)
+        assert await read("f1") == (200, other)
+        gate.set()
+        assert {status for status, _ in await asyncio.gather(*waiting)} <= {200, 503}
+        assert await read("f0") == (200, written)

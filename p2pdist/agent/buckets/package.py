@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -58,6 +59,9 @@ IDLE_S = 300.0
 ATTEMPTS = 3
 """So often what a request needs may be evicted meanwhile."""
 
+_lookers = ThreadPoolExecutor(2, thread_name_prefix="s3-looks")
+"""For what may take as long as reading a file of any size: all else goes on meanwhile."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -84,6 +88,8 @@ class PackageVersion(PackageFiles):
         """What is pulled: the tag may move meanwhile."""
         self._beginning: asyncio.Task[Chunks] | None = None
         """The pull that is under way, as far as its plan."""
+        self._looks: dict[bytes, asyncio.Future[None]] = {}
+        """Looks at objects that are in doubt, by content: each takes as long as reading it."""
 
     def has(self, content: bytes) -> bool:
         """Whether a content is an object of the store."""
@@ -91,8 +97,14 @@ class PackageVersion(PackageFiles):
 
     async def has_sound(self, content: bytes) -> bool:
         """Whether a content is an object of the store, and what it was when it was verified."""
-        if self.has(content):  # S3 clients compare nothing
-            await asyncio.to_thread(self._context.store.integrity.look_at_object, content)
+        integrity = self._context.store.integrity
+        if self.has(content) and await asyncio.to_thread(integrity.doubts, content):  # S3 clients compare nothing
+            look = self._looks.get(content)
+            if look is None:
+                loop = asyncio.get_running_loop()
+                look = self._looks[content] = loop.run_in_executor(_lookers, integrity.look_at_object, content)
+                look.add_done_callback(lambda _: self._looks.pop(content))
+            await asyncio.shield(look)  # which goes on for the next request
         return self.has(content)
 
     def open(self, content: bytes) -> int | None:
