@@ -17,6 +17,7 @@ from image_site import pulled
 from test_images_late import Relay
 from waits import until
 
+from p2pdist.agent.tracker import connection
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import NotFound, Unavailable, UsageError
 from p2pdist.model.hub import HubAdmission, HubName, hub_name
@@ -93,8 +94,11 @@ async def test_a_tracker_hears_of_files_that_agents_ask_another_one_for(site: Hu
     await until(lambda: service.fleet.membership.described(digest))
 
 
-async def test_what_this_host_has_is_given_while_the_tracker_hangs(site: HubSite, relay: Relay) -> None:
+async def test_what_this_host_has_is_given_while_the_tracker_hangs(
+    site: HubSite, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As one does whose process is stopped: its host keeps the connections."""
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 3600.0)  # on a busy machine too nothing else tells of it
     files = make_files(300_000)
     commit = site.hub.repository("org/tiny").commit(files)
     relay.target, site.site.port = site.site.port, relay.port
