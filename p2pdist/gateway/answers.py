@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from p2pdist.model.entity_tag import names_tag
 from p2pdist.model.errors import Unavailable
 
 RESULTS = ("ok", "unknown", "unavailable", "refused", "invalid", "broken")
@@ -114,6 +115,16 @@ async def answer_by(deadline: float, work: Awaitable[Value]) -> Value:
             return await work
     except TimeoutError as error:
         raise Late("there is no answer in the time that a client may wait", remedy="Ask again") from error
+
+
+def precondition(request: web.Request, tag: str, headers: Mapping[str, str]) -> web.Response | None:
+    """The answer, with these fields, where a condition on an entity tag decides a request (RFC
+    9110, 13.2.2); None where none does. Raises HTTPPreconditionFailed."""
+    if (field := request.headers.get("If-Match", "")) and not names_tag(field, tag):
+        raise web.HTTPPreconditionFailed(headers=headers)
+    if names_tag(request.headers.get("If-None-Match", ""), tag, weakly=True):
+        return web.Response(status=304, headers=headers)
+    return None
 
 
 def result_of(status: int, *, whole: bool = True) -> str:

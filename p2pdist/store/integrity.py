@@ -46,8 +46,9 @@ logger = logging.getLogger(__name__)
 SLACK_S = 0.1
 """Change times of files are up to a tick of the kernel's clock behind."""
 
-AT_ONCE = 2000
-"""So many objects `look_at_all` looks at before others that want to look have their turn."""
+AT_ONCE, AT_ONCE_BYTES = 2000, 256 << 20
+"""So many objects, and of so many bytes, `look_at_all` looks at before others that want to look
+have their turn."""
 
 NAMED_MAX = 20
 """The log names so many objects that are found to be wrong at once."""
@@ -77,6 +78,8 @@ class Integrity:
         """Contents whose object may have been."""
         self._unseen: set[bytes] = set(objects.contents())
         """Contents whose object was not looked at since the store was opened."""
+        self._under: set[bytes] = set()
+        """Contents whose object a thread looks at now."""
         with failures(paths.root):
             self._watch = Watch(paths.blobs, paths.images, paths.objects)
             self._directory = os.open(paths.objects, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -125,6 +128,21 @@ class Integrity:
                     dropped += [content.hex() for content in self._look_at_objects(doubtful)]
         return dropped
 
+    def doubts(self, content: bytes) -> bool:
+        """Whether the object with a content, which is about to be used by itself, is to be looked
+        at first. Waits for no look at others."""
+        self._hear()
+        with self._lock:
+            known = (self._changed, self._unseen, self._under)
+            return not self._watch.works or any(content in contents for contents in known)
+
+    def look_at_object(self, content: bytes) -> None:
+        """Look at an object that is in doubt, and drop it where it is not as it is recorded.
+        Blocks, also while others are looked at; reads it where it was written to."""
+        with self._looking:
+            if self.doubts(content):
+                self._look_at_objects([content])
+
     def look_at_all(self, go_on: Callable[[], bool] = lambda: True) -> list[str]:
         """Look at all objects that were not looked at since the store was opened, and read those
         that were written to, while `go_on`. Returns the names of what was dropped. Blocks; others
@@ -134,12 +152,22 @@ class Integrity:
         while go_on():
             with self._looking:
                 with self._lock:
-                    some = {*islice(self._changed, 1), *islice(self._unseen, AT_ONCE)}
+                    some = self._some()
                 if not some:
                     break
                 dropped += [content.hex() for content in self._look_at_objects(some)]
         self.mark()
         return dropped
+
+    def _some(self) -> set[bytes]:
+        """Contents that `look_at_all` looks at next."""
+        some, left = set(islice(self._changed, 1)), AT_ONCE_BYTES
+        for content in islice(self._unseen, AT_ONCE):
+            if left <= 0:
+                break
+            left -= self._objects.sizes.get(content) or 0
+            some.add(content)
+        return some
 
     def mark(self, *, after_s: float = 0.0) -> None:
         """Write down that all is right until now, if there is no doubt about anything, and nothing
@@ -191,6 +219,15 @@ class Integrity:
     def _look_at_objects(self, contents: Collection[bytes]) -> list[bytes]:
         """Look at objects, and no longer doubt those that are right. Returns those that were
         dropped. The caller holds `_looking`."""
+        with self._lock:
+            self._under = set(contents)
+        try:
+            return self._drop_wrong(contents)
+        finally:
+            with self._lock:
+                self._under = set()
+
+    def _drop_wrong(self, contents: Collection[bytes]) -> list[bytes]:
         wrong = []
         for content in contents:
             with self._lock:

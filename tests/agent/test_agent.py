@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
@@ -25,11 +26,12 @@ from p2pdist.agent.buckets.settings import BucketSettings, S3Settings
 from p2pdist.agent.pull import origin as origin_reader
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.origin import INLINE_S, OriginReader
+from p2pdist.agent.pull.readers import FETCHES_MAX
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import BLOB_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, encode_manifest
 from p2pdist.model.messages import COUNT_MAX, Condition, PullRequest, decode_from_agent, encode
-from p2pdist.model.pieces import PieceList, PieceSet
+from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.repository.push import push_blob
@@ -480,6 +482,59 @@ async def test_an_object_that_is_a_blob_has_a_time_as_all_objects_do(rig: Rig) -
 async def _whole(http: aiohttp.ClientSession, path: str, **fields: str) -> tuple[bytes, Mapping[str, str]]:
     async with http.get(path, headers=fields) as answer:
         return await answer.read(), answer.headers
+
+
+async def test_readers_that_ask_for_one_blob_at_once_are_one_fetch(rig: Rig) -> None:
+    """Clients of one address, such as jobs that begin together, ask before any pull is there."""
+    digest = await rig.publish(rig.data)
+    async with AsyncExitStack() as stack:
+        port = await serve(stack, make_apps(rig.agent)[0])
+        connector = aiohttp.TCPConnector(limit=0)
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector, raise_for_status=True)
+        )
+        asking = [asyncio.create_task(_whole(http, f"/v1/blobs/{digest}")) for _ in range(3 * FETCHES_MAX)]
+        await until(lambda: digest in rig.agent.registry._fetching)
+        rig.plan_origin(digest)
+        async with asyncio.timeout(60):
+            assert all(body == rig.data for body, _ in await asyncio.gather(*asking))
+        await until(lambda: not rig.agent.readers._fetches)
+
+
+async def test_a_blob_that_readers_ask_for_at_once_takes_its_room_once(rig: Rig, tmp_path: Path) -> None:
+    """One of them looks for room only when another one has begun the blob."""
+    found = PieceList(PieceLayout(PIECES * PIECE, PIECE), bytes(32 * PIECES))
+    settings = AgentSettings((), "h2", "127.0.0.1:7071", tmp_path / "small", capacity_bytes=PIECES * PIECE * 3 // 2)
+    agent, digest = Agent(settings), digest_of(rig.data)
+    first, gate = threading.Event(), threading.Event()
+    begun: list[Blob] = []
+
+    async def size() -> int:
+        return found.layout.size
+
+    async def begin() -> None:
+        begun.append(agent.store.begin(digest, found))
+
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(agent.stop)
+        await agent.start()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        thread = ThreadPoolExecutor(1)
+        asyncio.get_running_loop().set_default_executor(thread)
+        stack.callback(gate.set)
+        stack.callback(first.set)
+        thread.submit(first.wait)
+        readers = [asyncio.create_task(agent.readers.bring(digest, "127.0.0.1", size, begin))]
+        await until(lambda: [fetch.entering for fetch in agent.readers._fetches.values()] == [1])
+        thread.submit(gate.wait)
+        readers.append(asyncio.create_task(agent.readers.bring(digest, "127.0.0.1", size, begin)))
+        await until(lambda: agent.readers._fetches[digest].entering == 2)
+        first.set()
+        await until(lambda: bool(begun))
+        gate.set()
+        async with asyncio.timeout(60):
+            await asyncio.gather(*readers)
+    assert len(begun) == 2
 
 
 async def test_a_document_is_given_by_ranges_and_conditions_as_all_blobs_are(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,16 +14,25 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 
 from hub_site import HubSite, hub_site, make_files
 from image_site import pulled
+from test_images_late import Relay
 from waits import until
 
+from p2pdist.agent.tracker import connection
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import NotFound, UsageError
+from p2pdist.model.errors import NotFound, Unavailable, UsageError
+from p2pdist.model.hub import HubAdmission, HubName, hub_name
 from p2pdist.model.preseed import PreseedRequest, RankRequest
 
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[HubSite]:
     async with hub_site(tmp_path, "h1", "h2", "h3") as running:
+        yield running
+
+
+@pytest.fixture
+async def relay() -> AsyncIterator[Relay]:
+    async with Relay().running() as running:
         yield running
 
 
@@ -82,3 +92,51 @@ async def test_a_tracker_hears_of_files_that_agents_ask_another_one_for(site: Hu
     service = site.site.service
     assert service is not None
     await until(lambda: service.fleet.membership.described(digest))
+
+
+async def test_what_this_host_has_is_given_while_the_tracker_hangs(
+    site: HubSite, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does whose process is stopped: its host keeps the connections."""
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 3600.0)  # on a busy machine too nothing else tells of it
+    files = make_files(300_000)
+    commit = site.hub.repository("org/tiny").commit(files)
+    relay.target, site.site.port = site.site.port, relay.port
+    await pulled(await site.start("h4"), "hf://org/tiny")
+    await site.site.stop_agent("h4")
+    agent = await site.start("h4")
+    relay.frozen.set()
+    info = await site.ask("/api/models/org/tiny/revision/main", at="h4")
+    assert (info.status, json.loads(info.body)["sha"]) == (200, commit)
+    for path, data in files.items():
+        for method in ("HEAD", "GET"):
+            answer = await site.ask(f"/org/tiny/resolve/main/{path}", method, at="h4")
+            assert answer.status == 200 and answer.body == (data if method == "GET" else b""), path
+    assert agent.session.connected, "it has not been told that the tracker is gone"
+
+
+async def test_a_repository_that_is_closed_meanwhile_is_not_given_as_one_that_was_open(
+    site: HubSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tracker answers one client, and then no other one."""
+    site.hub.repository("org/tiny").commit(make_files(1000))
+    models, name = site.site.agents["h1"].models, hub_name("models", "org/tiny")
+    await models.admit(name, "")
+    models._admitted.clear()
+    asked, gate = asyncio.Event(), asyncio.Event()
+
+    async def admission(_: HubName, token: str) -> HubAdmission:
+        if not token:
+            raise NotFound("closed")
+        asked.set()
+        await gate.wait()
+        raise Unavailable("away")
+
+    monkeypatch.setattr(models._tracked, "admission", admission)
+    waiting = asyncio.create_task(models.admit(name, "token"))
+    await asked.wait()
+    with pytest.raises(NotFound):
+        await models.admit(name, "")
+    gate.set()
+    with pytest.raises(Unavailable):
+        await waiting

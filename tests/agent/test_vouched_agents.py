@@ -126,6 +126,8 @@ async def test_a_body_ends_only_when_the_whole_has_matched(site: Site) -> None:
                 got += await answer.content.readany()
             await until(lambda: ranged == [206])
             assert len(got) == (COUNT - 2) * PIECE and ranged == [206], "nor does a part of it end"
+            async with http.head(f"http://127.0.0.1:{host.port}/v1/blobs/{BLOB}") as head:
+                assert (head.status, head.headers["Content-Length"]) == (200, str(len(DATA)))
             gate.set()
             while chunk := await answer.content.readany():
                 got += chunk

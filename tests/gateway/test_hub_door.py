@@ -77,6 +77,17 @@ async def test_a_byte_is_asked_for_to_learn_the_size(site: HubSite, monkeypatch:
             assert answer.headers["ETag"] == f'"{hashlib.sha256(data).hexdigest()}"'
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_file_that_is_another_one_by_now_is_not_given(site: HubSite, method: str) -> None:
+    """A client that goes on with a file of a branch says which one it has begun."""
+    site.hub.repository("org/tiny").commit(make_files())
+    for path in ("resolve/main/config.json", "resolve/main/model-1.safetensors", "raw/main/model-1.safetensors"):
+        known = (await site.ask(f"/org/tiny/{path}", "HEAD")).headers["ETag"]
+        for tag, status in (('"other"', 412), (known, 200)):
+            answer = await site.ask(f"/org/tiny/{path}", method, headers={"If-Match": tag})
+            assert (answer.status, answer.headers["ETag"]) == (status, known), (path, tag)
+
+
 async def test_hosts_that_start_at_once_take_one_copy(site: HubSite) -> None:
     files = make_files()
     site.hub.repository("org/tiny").commit(files)
@@ -108,6 +119,8 @@ async def test_a_tree_comes_in_pages_that_name_the_door(site: HubSite) -> None:
         if pages == 1:  # the pages after the first are of the same commit
             site.hub.repository("org/name", "datasets").commit({"other": b""})
     assert found == files.keys() and pages == 3
+    named = await site.ask(f"/api/datasets/org/name/tree/{first}?limit=1", headers={"Host": "door_1:7073"})
+    assert named.next.startswith("http://door_1:7073/hf/"), "compose files name containers so"
     flat = json.loads((await site.ask(f"/api/datasets/org/name/tree/{first}")).body)
     assert [(entry["type"], entry["path"]) for entry in flat] == [("directory", f"d{number}") for number in range(3)]
     below = json.loads((await site.ask(f"/api/datasets/org/name/tree/{first}/d1")).body)

@@ -152,6 +152,8 @@ async def test_a_registry_client_gets_its_credential_as_a_token(local: aiohttp.C
         assert answer.status == 401
         challenge = answer.headers["WWW-Authenticate"]
     assert f'realm="{fleet.rig.url}/v2/token"' in challenge and challenge.startswith("Bearer ")
+    async with local.get("/v2/", headers={"Host": "mirror_1:7073"}) as answer:  # as compose files name containers
+        assert 'realm="http://mirror_1:7073/v2/token"' in answer.headers["WWW-Authenticate"]
     for given, expected in (("", [200, 401]), (basic("me", fleet.token()), [200, 200])):
         headers = {"Authorization": given} if given else {}
         async with local.get("/v2/token?service=p2pdist&scope=repository:x:pull", headers=headers) as answer:

@@ -188,6 +188,10 @@ async def test_a_blob_that_is_here_is_sent_from_the_store(http: aiohttp.ClientSe
         known = {"If-None-Match": f'"{layer}"'}
         async with http.request(method, rig.path("team/app", f"blobs/{layer}"), headers=known) as answer:
             assert (answer.status, answer.headers["ETag"], await answer.read()) == (304, f'"{layer}"', b"")
+        for path in (f"blobs/{layer}", "manifests/v1"):
+            other = {"If-Match": f'"{digest_of(b"")}"'}
+            async with http.request(method, rig.path("team/app", path), headers=other) as answer:
+                assert answer.status == 412, (method, path)
     assert rig.agent.mirrored.requests["blob", "ok", "store"] == 2
     assert rig.agent.mirrored.bytes["store"] == len(image.blobs[layer])
 

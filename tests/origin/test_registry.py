@@ -500,6 +500,73 @@ async def test_an_upload_that_breaks_off_goes_on_where_the_registry_has_it(
     assert bytes(uploads[-1]) == BLOB
 
 
+async def test_an_upload_goes_on_once_its_registry_is_back(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It restarts: a chunk fails, and so does the question how much of it came."""
+    monkeypatch.setattr("p2pdist.origin.registry.origin.CHUNK_BYTES", 5000)
+    monkeypatch.setattr("p2pdist.origin.registry.upload.CHUNK_PAUSE_S", 0.01)
+    monkeypatch.setattr("p2pdist.origin.registry.client._pause_s", lambda response, tries: 0.01)
+    taken, seen, away = bytearray(), list[int](), 10
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal away
+        place = {"Location": "/v2/team/packages/blobs/uploads/1"}
+        if len(taken) == 5000 and request.method in ("GET", "PATCH") and away:
+            away -= 1
+            return web.Response(status=503)
+        match request.method:
+            case "POST":
+                return web.Response(status=202, headers=place)
+            case "GET":
+                return web.Response(status=204, headers={**place, "Range": f"0-{len(taken) - 1}"})
+            case "PATCH":
+                taken.extend(await request.read())
+                return web.Response(status=202, headers=place)
+            case "PUT":
+                return web.Response(status=201 if taken == BLOB else 400)
+        return web.Response(status=404)
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    assert await (await odd(handler)).write_blob(DIGEST, path, on_bytes=seen.append) == sum(seen) == len(BLOB)
+    assert not away
+
+
+@pytest.mark.parametrize("came", [True, False])
+async def test_an_upload_of_one_byte_goes_on(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came: bool
+) -> None:
+    """Its registry says 0-0 where it has the byte, and where it has nothing."""
+    monkeypatch.setattr("p2pdist.origin.registry.upload.CHUNK_PAUSE_S", 0.01)
+    uploads: list[bytearray] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        number = request.path.rpartition("/")[2]
+        upload = uploads[int(number)] if number.isdecimal() else bytearray()
+        match request.method:
+            case "POST":
+                uploads.append(bytearray())
+                place = f"/v2/team/packages/blobs/uploads/{len(uploads) - 1}"
+                return web.Response(status=202, headers={"Location": place})
+            case "GET":
+                return web.Response(status=204, headers={"Range": "0-0"})
+            case "PATCH":
+                if upload:
+                    return web.Response(status=416)
+                broken = upload is uploads[0]
+                if came or not broken:
+                    upload += await request.read()
+                return web.Response(status=504 if broken else 202, headers={"Location": request.path})
+            case "PUT":
+                return web.Response(status=201 if upload == b"x" else 400)
+        return web.Response(status=404)
+
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    assert await (await odd(handler)).write_blob(digest_of(b"x"), path) == 1
+
+
 async def test_a_registry_that_takes_no_chunk_is_left_after_some_tries(
     odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from access_rig import access_site, ask
 from aiohttp import web
 from image_rig import Made, Odd, docker_config, make_image, make_index, push_image, reads
 from registry_rig import PASSWORD, Realm, Registry, free_port, needs_registry, running_registry
+from waits import until
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, Refused, Unavailable, UsageError
@@ -178,6 +179,71 @@ async def test_a_registry_that_hangs_keeps_nobody_waiting_for_a_tag_that_is_know
     gate.set()
 
 
+async def test_an_answer_that_comes_too_late_for_its_client_counts_for_the_next(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a registry that always takes longer than clients wait nothing would ever change here."""
+    monkeypatch.setattr(module, "WAIT_S", 0.05)
+    monkeypatch.setattr(module, "AWAY_S", 0.0)
+    former, image = make_image(LAYER), make_image({"new": b"content"})
+    meant, listed, gate = former, ["v1"], asyncio.Event()
+    gate.set()
+
+    async def manifest(request: web.Request) -> web.StreamResponse:
+        await gate.wait()
+        headers = {"Docker-Content-Digest": meant.digest, "Content-Type": meant.media_type}
+        return web.Response(body=meant.data, headers=headers)
+
+    async def tags(request: web.Request) -> web.StreamResponse:
+        await gate.wait()
+        return web.json_response({"tags": listed})
+
+    odd.answers = {"manifests/v1": manifest, "tags/list": tags}
+    upstreams, name = opened(odd.address, tags_ttl_s=0.0), name_at(odd)
+
+    async def said() -> tuple[Digest, list[str]]:
+        found = await upstreams.manifest(name, "v1")
+        return found.digest, list((await upstreams.tags(name, 10)).names)
+
+    assert await said() == (former.digest, ["v1"])
+    meant, listed = image, ["v1", "v2"]
+    gate.clear()
+    assert await said() == (former.digest, ["v1"])
+    gate.set()
+    await until(lambda: upstreams.asked[odd.address, "ok"] == 4)
+    gate.clear()
+    assert await said() == (image.digest, ["v1", "v2"])
+    gate.set()
+
+
+async def test_a_late_answer_does_not_have_clients_wait_for_other_tags(
+    odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a registry that is slow each tag would take them WAIT_S, as long as they wait at most."""
+    monkeypatch.setattr(module, "WAIT_S", 0.05)
+    monkeypatch.setattr(module, "AWAY_S", 3600.0)
+    former, image, gate = make_image(LAYER), make_image({"new": b"content"}), asyncio.Event()
+    for tag in ("v1", "v2"):
+        odd.put("team/app", tag, former)
+    upstreams, name = opened(odd.address, tags_ttl_s=0.0), name_at(odd)
+    for tag in ("v1", "v2"):
+        await upstreams.manifest(name, tag)
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await gate.wait()
+        headers = {"Docker-Content-Digest": image.digest, "Content-Type": image.media_type}
+        return web.Response(body=image.data, headers=headers)
+
+    odd.answers = {"manifests/v1": slow, "manifests/v2": slow}
+    assert (await upstreams.manifest(name, "v1")).digest == former.digest
+    gate.set()
+    await until(lambda: upstreams.asked[odd.address, "ok"] == 3)
+    asked = odd.count("HEAD", "v2")
+    assert (await upstreams.manifest(name, "v1")).digest == image.digest
+    assert (await upstreams.manifest(name, "v2")).digest == former.digest
+    assert odd.count("HEAD", "v2") == asked
+
+
 async def test_lists_are_given_as_they_were_while_a_registry_is_away(
     odd: Odd, opened: Opens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +313,31 @@ async def test_other_settings_hold_from_one_moment_to_the_next(odd: Odd, opened:
             await upstreams.manifest(image_name("quay.io", "a/b"), "v1")
     finally:
         watching.cancel()
+
+
+async def test_what_is_asked_while_settings_change_fails_in_words(odd: Odd, opened: Opens) -> None:
+    """A question may take several requests: for a token, and when a busy registry is asked
+    again."""
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    async def token(request: web.Request) -> web.StreamResponse:
+        began.set()
+        await gate.wait()
+        return web.json_response({"token": "t"})
+
+    async def manifest(request: web.Request) -> web.StreamResponse:
+        challenge = {"WWW-Authenticate": f'Bearer realm="http://{odd.address}/token"'}
+        return web.Response(status=401, headers=challenge)
+
+    odd.answers = {"token": token, "manifests/v1": manifest}
+    upstreams = opened(odd.address)
+    asking = asyncio.create_task(upstreams.manifest(name_at(odd), "v1"))
+    await began.wait()
+    await upstreams.replace([msgspec.structs.replace(parse_upstream(odd.address), tags_ttl_s=1.0)])
+    gate.set()
+    with pytest.raises(Unavailable, match="Try again"):
+        await asking
+    assert upstreams.asked[odd.address, "unavailable"] == 1
 
 
 async def test_a_registry_that_asks_to_be_left_alone_is_left_alone_by_all(odd: Odd, opened: Opens) -> None:

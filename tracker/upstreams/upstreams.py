@@ -196,10 +196,18 @@ class Upstreams:
         stale = known if settings.serve_stale else None
         if stale is not None and now < max(registry.away_until, registry.pause.until):
             return stale
-        asked = self._ask(registry, name, f"tag {key}", lambda repository: self._look_up(repository, name, tag, known))
+
+        async def look_up(repository: UpstreamRepository) -> Descriptor:
+            """Keeps what it finds: the client that asked may not have waited for it."""
+            found = await self._look_up(repository, name, tag, known)
+            remember(self._tags, key, (time.monotonic(), found), TAGS_MAX)
+            if found != known:
+                await self._note({f"image {key}": found})
+            return found
+
         try:
             async with asyncio.timeout(WAIT_S if stale is not None else None):
-                found = await asked
+                found = await self._ask(registry, name, f"tag {key}", look_up)
         except (Unavailable, TimeoutError) as error:
             if stale is None:
                 raise
@@ -211,24 +219,21 @@ class Upstreams:
             self._tags.pop(key, None)
             raise
         registry.away_until = 0.0
-        remember(self._tags, key, (time.monotonic(), found), TAGS_MAX)
-        if found != known:
-            await self._note({f"image {key}": found})
         return found
 
     async def _look_up(
-        self, repository: UpstreamRepository, name: ImageName, tag: str, known: Descriptor | None
+        self, repository: UpstreamRepository, name: ImageName, target: str, known: Descriptor | None
     ) -> Descriptor:
-        """Ask what a tag means. What is known costs a HEAD alone, where the registry takes one."""
+        """Ask what a tag or digest means; what is known by HEAD alone, where there is HEAD."""
         if known is None:
-            found = await repository.manifest(tag)
+            found = await repository.manifest(target)
             assert found is not None
             return await self._keep(name, found)
         with suppress(Refused):
-            stated = await repository.head(tag)
+            stated = await repository.head(target)
             if stated is not None and stated[0] == known.digest:
                 return known
-        found = await repository.manifest(tag, known=known.digest)
+        found = await repository.manifest(target, known=known.digest)
         return await self._keep(name, found) if found is not None else known
 
     async def _by_digest(self, registry: _Registry, name: ImageName, digest: Digest) -> ImageDocument:
@@ -237,7 +242,7 @@ class Upstreams:
         data = await self._held(digest) if described is not None else None
         if described is None or data is None:
             described = await self._ask(
-                registry, name, f"manifest {key}", lambda repository: self._read(repository, name, digest)
+                registry, name, f"manifest {key}", lambda repository: self._look_up(repository, name, digest, None)
             )
             data = await self._held(digest)
         if data is None:
@@ -247,11 +252,6 @@ class Upstreams:
         found = ImageDocument(data, described.media_type, digest)
         self._describe(name, found)
         return found
-
-    async def _read(self, repository: UpstreamRepository, name: ImageName, digest: Digest) -> Descriptor:
-        found = await repository.manifest(digest)
-        assert found is not None
-        return await self._keep(name, found)
 
     async def _keep(self, name: ImageName, found: ImageDocument) -> Descriptor:
         """Keep a document that a registry sent under this name."""
@@ -378,14 +378,12 @@ class Upstreams:
             return stale
         try:
             async with asyncio.timeout(WAIT_S if stale is not None else None):
-                found = await self._ask(registry, name, key, ask)
+                return await self._ask(registry, name, key, partial(_read_list, self._lists, key, ask))
         except (Unavailable, TimeoutError):
             if stale is None:
                 raise
             registry.away_until = time.monotonic() + AWAY_S
             return stale
-        await self._lists.keep(key, found)
-        return found
 
     # -- asking
 
@@ -441,6 +439,13 @@ def _replaced(former: Mapping[str, _Registry], settings: Iterable[UpstreamSettin
         same = known is not None and known.registry.settings == upstream
         registries[upstream.name] = known if same and known is not None else _Registry.of(upstream)
     return registries
+
+
+async def _read_list(lists: LastLists, key: str, ask: Ask[ListKind], repository: UpstreamRepository) -> ListKind:
+    """A list, which is kept although the client that asked may not have waited for it."""
+    found = await ask(repository)
+    await lists.keep(key, found)
+    return found
 
 
 async def _size(repository: UpstreamRepository, name: ImageName, digest: Digest) -> int:

@@ -431,9 +431,10 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
         return response
     blob, fetching = agent.store.get(digest), None
     if blob is None or not blob.complete:
-        if request.method == "HEAD":
-            return await serve_range(request, digest, -1, (await agent.registry.describe(digest)).layout)
         fetching = agent.registry.fetching(digest)
+        if request.method == "HEAD":
+            layout = fetching.blob.layout if fetching is not None else (await agent.registry.describe(digest)).layout
+            return await serve_range(request, digest, -1, layout)
         if fetching is None or fetching.vouched is None:  # else there is nothing to be found out about it
             fetching = await (
                 agent.pulls.blob(digest) if flow is None else agent.readers.fetch(digest, _address(request))

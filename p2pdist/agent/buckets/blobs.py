@@ -51,8 +51,8 @@ class NamedBlobs(Protocol):
         """The names by which rules know what they are; none where only identities that may read
         everything may read them."""
 
-    async def blobs(self) -> Mapping[bytes, NamedBlob]:
-        """The files by key, UTF-8. Nothing of their bytes is fetched."""
+    async def blobs(self, key: bytes = b"") -> Mapping[bytes, NamedBlob]:
+        """The files by key, UTF-8, with `key` that one alone. Nothing of their bytes is fetched."""
 
     async def fetch(self, blob: NamedBlob) -> Brought:
         """A blob, and its pull, started or joined; None when it is complete."""
@@ -83,9 +83,9 @@ class BlobBucket:
         """The names by which rules know what is in it."""
         return self._source.names
 
-    async def objects(self) -> Objects:
-        """What is in it now."""
-        return BlobObjects(await self._source.blobs())
+    async def objects(self, key: bytes = b"") -> Objects:
+        """What is in it now, with a key that object alone: it waits for no other one."""
+        return BlobObjects(await self._source.blobs(key))
 
     async def send(self, request: web.Request, objects: Objects, key: bytes, deadline: float) -> Sent:
         """Answer a GET or HEAD for a blob; see gateway.s3.contract.Bucket."""
@@ -123,11 +123,13 @@ class OriginBlobs:
         """Blobs whose size is known."""
         self._slots = asyncio.Semaphore(DESCRIBED_AT_ONCE)
 
-    async def blobs(self) -> Mapping[bytes, NamedBlob]:
-        """Those of the blobs that the origin has. One that it lacks is looked for again."""
-        missing = [digest for digest in set(self._digests.values()) if digest not in self._known]
+    async def blobs(self, key: bytes = b"") -> Mapping[bytes, NamedBlob]:
+        """Those of the blobs, with `key` of that one, that the origin has. One that it lacks is
+        looked for again."""
+        asked = self._digests if not key else {key: self._digests[key]} if key in self._digests else {}
+        missing = [digest for digest in set(asked.values()) if digest not in self._known]
         await together(map(self._describe, missing))  # none goes on for a request that has failed
-        return {key: self._known[digest] for key, digest in self._digests.items() if digest in self._known}
+        return {name: self._known[digest] for name, digest in asked.items() if digest in self._known}
 
     async def _describe(self, digest: Digest) -> None:
         async with self._slots:

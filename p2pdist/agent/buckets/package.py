@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -46,7 +47,8 @@ from p2pdist.transfer.stream.sendfile import Connection
 
 REFRESH_S = 30.0
 REFRESH_WAIT_S = 1.0
-"""A request waits so long for what a tag means now, and goes on with what it meant."""
+"""So long requests wait for what a tag means now, and then go on with what it meant: those that
+come while it is still looked up do so at once."""
 
 AHEAD_BYTES = 8 << 20
 """So much behind the chunk that a client waits for is brought as well."""
@@ -56,6 +58,9 @@ IDLE_S = 300.0
 
 ATTEMPTS = 3
 """So often what a request needs may be evicted meanwhile."""
+
+_lookers = ThreadPoolExecutor(2, thread_name_prefix="s3-looks")
+"""For what may take as long as reading a file of any size: all else goes on meanwhile."""
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +88,24 @@ class PackageVersion(PackageFiles):
         """What is pulled: the tag may move meanwhile."""
         self._beginning: asyncio.Task[Chunks] | None = None
         """The pull that is under way, as far as its plan."""
+        self._looks: dict[bytes, asyncio.Future[None]] = {}
+        """Looks at objects that are in doubt, by content: each takes as long as reading it."""
 
     def has(self, content: bytes) -> bool:
         """Whether a content is an object of the store."""
         return content in self._context.store.objects
+
+    async def has_sound(self, content: bytes) -> bool:
+        """Whether a content is an object of the store, and what it was when it was verified."""
+        integrity = self._context.store.integrity
+        if self.has(content) and await asyncio.to_thread(integrity.doubts, content):  # S3 clients compare nothing
+            look = self._looks.get(content)
+            if look is None:
+                loop = asyncio.get_running_loop()
+                look = self._looks[content] = loop.run_in_executor(_lookers, integrity.look_at_object, content)
+                look.add_done_callback(lambda _: self._looks.pop(content))
+            await asyncio.shield(look)  # which goes on for the next request
+        return self.has(content)
 
     def open(self, content: bytes) -> int | None:
         """Open the object with a content; None where it is gone, and then the store knows so. In a
@@ -147,6 +166,8 @@ class PackageBucket:
         self._version: PackageVersion | None = None
         self._looked_at = float("-inf")
         """When the tag was looked up last, in the event loop's time."""
+        self._began_at = float("-inf")
+        """When it was begun to look it up last."""
         self._looking: asyncio.Task[PackageVersion] | None = None
 
     @property
@@ -154,18 +175,19 @@ class PackageBucket:
         """The names by which rules know what is in it."""
         return (self._reference.name,)
 
-    async def objects(self) -> Objects:
-        """What the tag means now, or meant a moment ago."""
+    async def objects(self, key: bytes = b"") -> Objects:
+        """What the tag means now, or meant a moment ago, whatever the key."""
         loop, version = asyncio.get_running_loop(), self._version
         if version is not None and (self._reference.digest or loop.time() - self._looked_at < REFRESH_S):
             return version
         if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
+            self._looking, self._began_at = asyncio.create_task(self._look()), loop.time()
             self._looking.add_done_callback(self._looked)
         looking = self._looking
         if version is None:
             return await asyncio.shield(looking)
-        await asyncio.wait([looking], timeout=REFRESH_WAIT_S)
+        if (wait_s := self._began_at + REFRESH_WAIT_S - loop.time()) > 0:
+            await asyncio.wait([looking], timeout=wait_s)
         return self._version or version
 
     def _looked(self, task: asyncio.Task[PackageVersion]) -> None:
@@ -269,13 +291,13 @@ class FileContent:
 
     async def begin(self, position: int, end: int, by: float | None) -> None:
         """Wait for the first chunk; see transfer.stream.ranges.Content."""
-        if self._version.has(self._content):
-            return
         self._reading = Reading(end - position <= SHORT_BYTES)
         chunks: Chunks | None = None
         before = 0
         try:
             async with asyncio.timeout_at(by):
+                if await self._version.has_sound(self._content):
+                    return
                 chunks = await self._version.chunks()
                 before = self._version.arrived_bytes(chunks)
                 self._first = await self._chunk(position, end)
@@ -320,9 +342,9 @@ class FileContent:
             self._look_ahead(chunks, needed, end)
             try:
                 return needed, await chunks.read(needed, self._reading)
-            except NotFound:  # evicted since: another pull brings it
+            except NotFound as error:  # it went after the pull was planned: another pull brings it
                 if attempt + 1 == ATTEMPTS:
-                    raise
+                    raise Unavailable(error.what, remedy="Ask again: another pull brings it") from error
         raise AssertionError("the last attempt returns or raises")
 
     def _look_ahead(self, chunks: Chunks, needed: DeviceChunk, end: int) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from p2pdist.agent.tracker.attention import answer_unless_silent
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest, digest_of, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, Unavailable, UsageError
@@ -37,9 +38,6 @@ LEARN_AGAIN_S = 60.0
 """A tracker may go by other settings meanwhile."""
 
 TOKEN_WAIT_S = 5.0
-LATE_S = 0.25
-"""An answer of a tracker that takes longer has this host see whether the tracker hangs."""
-
 POLICIES_MAX = 1000
 
 logger = logging.getLogger(__name__)
@@ -69,8 +67,6 @@ class TrackedImages:
         self._session = session
         self._policies: OrderedDict[Digest, PackagePolicy] = OrderedDict()
         """What trackers stated last of a manifest, by its digest."""
-        self._looks: set[asyncio.Task[bool]] = set()
-        """Looks whether a silent tracker answers again."""
 
     def policy(self, manifest: Digest) -> PackagePolicy:
         """The policy that a tracker stated last of a manifest."""
@@ -90,25 +86,7 @@ class TrackedImages:
     async def ask(self, question: Callable[[], Awaitable[Value]], wait_s: float | None = None) -> Value:
         """What the tracker answers, for a caller that can go on without it. Raises Unavailable too
         where that takes longer than `wait_s`, and soon where the tracker hangs."""
-        session, loop = self._session, asyncio.get_running_loop()
-        if session.attention.silent:
-            self._looks.add(look := asyncio.create_task(session.attention.responds()))
-            look.add_done_callback(self._looks.discard)
-            raise Unavailable(f"the tracker {session.url} does not answer")
-        deadline = loop.time() + wait_s if wait_s is not None else None
-        asked = asyncio.ensure_future(question())
-        try:
-            await asyncio.wait([asked], timeout=LATE_S)
-            if not asked.done():
-                async with asyncio.timeout_at(deadline):
-                    if not await session.attention.responds() and not asked.done():
-                        raise Unavailable(f"the tracker {session.url} does not answer")
-                    return await asked
-            return asked.result()
-        except TimeoutError as error:
-            raise Unavailable(f"the tracker {session.url} does not answer within {wait_s} s") from error
-        finally:
-            asked.cancel()
+        return await answer_unless_silent(self._session, question, wait_s)
 
     async def upstreams(self) -> tuple[UpstreamSettings, ...]:
         """The upstreams of the fleet."""

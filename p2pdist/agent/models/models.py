@@ -188,10 +188,13 @@ class Models:
         now = asyncio.get_running_loop().time()
         if any(self._admitted.get(key, 0.0) > now for key in keys):
             return
+        was_open = self._record(name, "open") is not None
         try:
-            admission = await self._joined(f"admit {keys[-1].hex()}", lambda: self._tracked.admission(name, token))
+            admission = await self._joined(
+                f"admit {keys[-1].hex()}", lambda: self._tracked.admission(name, token), known=was_open
+            )
         except Unavailable:
-            if await self._kept(name, "open") is None:
+            if self._record(name, "open") is None:  # or the tracker has said so meanwhile to another client
                 raise
             return
         except (NotFound, Refused):
@@ -220,7 +223,11 @@ class Models:
             found = known
         else:
             try:
-                found = await self._joined(f"revision {key}", lambda: self._tracked.revision(name, revision, token))
+                found = await self._joined(
+                    f"revision {key}",
+                    lambda: self._tracked.revision(name, revision, token),
+                    known=known is not None,
+                )
             except Unavailable:
                 if known is None:
                     raise
@@ -285,8 +292,9 @@ class Models:
     async def refs(self, name: HubName, token: str = "") -> bytes:
         """The branches and tags of a repository, as the hub lists them; while no tracker answers,
         as it listed them last."""
+        known = self._record(name, "refs") is not None
         try:
-            data = await self._joined(f"refs {name}", lambda: self._tracked.refs(name, token))
+            data = await self._joined(f"refs {name}", lambda: self._tracked.refs(name, token), known=known)
         except Unavailable:
             kept = await self._kept(name, "refs")
             if kept is None:
@@ -342,7 +350,7 @@ class Models:
         if has and (key in self._announced or (stored is not None and stored.complete)):
             return
         try:
-            await self._joined(f"file {key}", lambda: self._tracked.file(name, commit, file.path, token))
+            await self._joined(f"file {key}", lambda: self._tracked.file(name, commit, file.path, token), known=has)
         except Unavailable:
             if not has:
                 raise
@@ -354,12 +362,13 @@ class Models:
 
     # -- keeping
 
-    async def _joined(self, key: str, ask: Callable[[], Awaitable[Value]]) -> Value:
+    async def _joined(self, key: str, ask: Callable[[], Awaitable[Value]], *, known: bool = False) -> Value:
         """What `ask` gives, asked once for all that want the same: it goes on when one of these
-        goes away."""
+        goes away. `known`: there is something to give without an answer, so a tracker that hangs is
+        not waited for."""
         task = self._reads.get(key)
         if task is None:
-            task = self._reads[key] = asyncio.ensure_future(_run(ask))
+            task = self._reads[key] = asyncio.ensure_future(self._tracked.ask(ask) if known else _run(ask))
             task.add_done_callback(lambda done: self._read_ended(key, done))
         value: Value = await asyncio.shield(task)
         return value

@@ -6,11 +6,13 @@ and ask anew when storage does not take that address any more.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
 
+from p2pdist.agent.tracker.attention import answer_unless_silent
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, Unavailable
@@ -31,6 +33,7 @@ HUBS_MAX = 16
 """Different hubs that trackers may name while an agent runs."""
 
 Document = TypeVar("Document")
+Value = TypeVar("Value")
 
 
 class TrackedHub:
@@ -44,6 +47,11 @@ class TrackedHub:
     def connected(self) -> bool:
         """Whether a tracker answers."""
         return self._session.connected
+
+    async def ask(self, question: Callable[[], Awaitable[Value]]) -> Value:
+        """What the tracker answers, for a caller that can go on without it. Raises Unavailable soon
+        where the tracker hangs."""
+        return await answer_unless_silent(self._session, question)
 
     async def admission(self, name: HubName, token: str) -> HubAdmission:
         """Whether all clients may read a repository, or the bearer of the token may."""

@@ -4,8 +4,8 @@ Any HTTP client may read a blob through any agent, and the agent fetches what it
 that the agent does not know must not cost the host what its users keep here. So a fetch for such a
 reader takes free room, and the room of blobs that came for readers before; it evicts nothing else.
 What came for a reader counts as unused, so that it goes first when the host's own pulls need room.
-A few fetches are under way for readers at once, some for one address; what is being fetched anyway
-is joined without limits.
+A few fetches are under way for readers at once, some for one address; what is being fetched anyway,
+or about to be, is joined without limits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from p2pdist.agent.bittorrent.service import SwarmService
@@ -38,13 +39,27 @@ UNUSED_SINCE = 1.0
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Fetch:
+    """A blob that is fetched for readers."""
+
+    address: str
+    """Of the reader that asked first."""
+
+    requests: int = 0
+    """Those that began before there was a pull, until they or their pull end."""
+
+    entering: int = 0
+    """Of these, those that make room."""
+
+
 class Readers:
     """Fetches blobs for readers over TCP. On the event loop."""
 
     def __init__(self, store: BlobStore, pulls: Pulls, registry: Registry, swarming: SwarmService | None) -> None:
         self._store, self._pulls, self._registry, self._swarming = store, pulls, registry, swarming
-        self._fetches: Counter[str] = Counter()
-        """Fetches under way for readers, by address."""
+        self._fetches: dict[Digest, _Fetch] = {}
+        """Fetches under way for readers."""
         self._claimed: dict[Digest, int] = {}
         """Bytes of blobs that are about to take their room."""
         self._brought: OrderedDict[Digest, None] = OrderedDict()
@@ -73,17 +88,20 @@ class Readers:
         joins."""
         if self._registry.fetching(digest) is not None:
             return await begin()
-        if self._fetches.total() >= FETCHES_MAX or self._fetches[address] >= FETCHES_OF_ADDRESS_MAX:
-            raise Unavailable("this agent fetches as much as it may for readers", remedy="Ask again soon")
-        self._fetches[address] += 1
+        if (fetch := self._fetches.get(digest)) is None:
+            own = sum(other.address == address for other in self._fetches.values())
+            if len(self._fetches) >= FETCHES_MAX or own >= FETCHES_OF_ADDRESS_MAX:
+                raise Unavailable("this agent fetches as much as it may for readers", remedy="Ask again soon")
+            fetch = self._fetches[digest] = _Fetch(address)
+        fetch.requests += 1
         pull = None
         try:
-            pull = await self._within_room(digest, await size(), begin)
+            pull = await self._within_room(digest, fetch, await size(), begin)
         finally:
             if pull is None:
-                self._ended(address, digest)
+                self._ended(digest, fetch)
         if pull is not None:
-            pull.done.add_done_callback(lambda _: self._ended(address, digest))
+            pull.done.add_done_callback(lambda _: self._ended(digest, fetch))
         return pull
 
     @contextlib.contextmanager
@@ -99,11 +117,12 @@ class Readers:
                 self._mark_unused(digest)
 
     async def _within_room(
-        self, digest: Digest, size: int, begin: Callable[[], Awaitable[BlobPull | None]]
+        self, digest: Digest, fetch: _Fetch, size: int, begin: Callable[[], Awaitable[BlobPull | None]]
     ) -> BlobPull | None:
         new = self._store.get(digest) is None  # else it has its room already
         if new:
             self._claimed[digest] = size
+            fetch.entering += 1
         try:
             if new:
                 await asyncio.to_thread(self._make_room, digest)
@@ -113,20 +132,25 @@ class Readers:
                     self._brought.popitem(last=False)
             return await begin()
         finally:
-            self._claimed.pop(digest, None)
+            fetch.entering -= new
+            if not fetch.entering:
+                self._claimed.pop(digest, None)
 
     def _make_room(self, digest: Digest) -> None:
         """Have what came for readers before give way, the oldest first. Raises Unavailable when
         that is not enough. In a thread."""
-        claimed = list(self._claimed.values())
         going = [other for other in list(self._brought) if other != digest]
-        while room_left(self._store) < sum(claimed):
+        while room_left(self._store) < self._claimed_bytes():
             if not going:
                 raise Unavailable(
                     f"this agent has no room to fetch {digest} for a reader",
                     remedy="Pull it through the agent's Unix socket, which makes room, or ask another agent",
                 )
             self._give_up(going.pop(0))
+
+    def _claimed_bytes(self) -> int:
+        """Those of blobs that are not in the store: the others have their room. In a thread."""
+        return sum(size for digest, size in list(self._claimed.items()) if self._store.get(digest) is None)
 
     def _give_up(self, digest: Digest) -> None:
         blob = self._store.get(digest)
@@ -141,11 +165,11 @@ class Readers:
             self._store.remove(digest)
             logger.info("%s came for a reader and makes room for another", digest)
 
-    def _ended(self, address: str, digest: Digest) -> None:
-        """A fetch has ended."""
-        self._fetches[address] -= 1
-        if not self._fetches[address]:
-            del self._fetches[address]
+    def _ended(self, digest: Digest, fetch: _Fetch) -> None:
+        """A request for a fetch has ended, or its pull."""
+        fetch.requests -= 1
+        if not fetch.requests:
+            del self._fetches[digest]
         self._mark_unused(digest)
 
     def _mark_unused(self, digest: Digest, again: int = LOOKS_MAX) -> None:

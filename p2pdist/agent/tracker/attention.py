@@ -13,13 +13,18 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Protocol, TypeVar
 
 import aiohttp
 
+from p2pdist.model.errors import Unavailable
 from p2pdist.transfer.names import NAMES, Resolver
 
 PROBE_S = 0.7
+LATE_S = 0.25
+"""An answer of a tracker that takes longer has this host see whether the tracker hangs."""
 
+Value = TypeVar("Value")
 logger = logging.getLogger(__name__)
 
 
@@ -34,6 +39,8 @@ class Attention:
         event loop's time."""
         self._probe: asyncio.Task[bool] | None = None
         """The probe under way."""
+        self._looks: set[asyncio.Task[bool]] = set()
+        """Looks whether a silent tracker answers again."""
 
     def opened(self, url: str, context: ssl.SSLContext | bool, name: str | None) -> None:
         """The tracker at `url` has welcomed this host; its certificate is made out to `name`."""
@@ -67,6 +74,11 @@ class Attention:
             self._probe.add_done_callback(self._asked)
         return self._probe is not None and await asyncio.shield(self._probe)
 
+    def look(self) -> None:
+        """Have it be seen later whether a silent tracker answers again."""
+        self._looks.add(look := asyncio.create_task(self.responds()))
+        look.add_done_callback(self._looks.discard)
+
     def _asked(self, probe: asyncio.Future[bool]) -> None:
         self._probe = None
         if not probe.cancelled():
@@ -89,3 +101,39 @@ class Attention:
                 self._silent_at = asyncio.get_running_loop().time()
                 return False
         return True
+
+
+class WatchedSession(Protocol):
+    """A session with a tracker."""
+
+    attention: Attention
+
+    @property
+    def url(self) -> str:
+        """That of the tracker, for messages."""
+
+
+async def answer_unless_silent(
+    session: WatchedSession, question: Callable[[], Awaitable[Value]], wait_s: float | None = None
+) -> Value:
+    """What the tracker of a session answers, for a caller that can go on without it. Raises what
+    `question` raises, and Unavailable too where that takes longer than `wait_s`, and soon where the
+    tracker hangs."""
+    attention, loop = session.attention, asyncio.get_running_loop()
+    if attention.silent:
+        attention.look()
+        raise Unavailable(f"the tracker {session.url} does not answer")
+    deadline = loop.time() + wait_s if wait_s is not None else None
+    asked = asyncio.ensure_future(question())
+    try:
+        await asyncio.wait([asked], timeout=LATE_S)
+        if not asked.done():
+            async with asyncio.timeout_at(deadline):
+                if not await attention.responds() and not asked.done():
+                    raise Unavailable(f"the tracker {session.url} does not answer")
+                return await asked
+        return asked.result()
+    except TimeoutError as error:
+        raise Unavailable(f"the tracker {session.url} does not answer within {wait_s} s") from error
+    finally:
+        asked.cancel()

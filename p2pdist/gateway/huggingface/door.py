@@ -30,7 +30,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from p2pdist.gateway.answers import Answers, Interface, Late, Sent, answer_by
+from p2pdist.gateway.answers import Answers, Interface, Late, Sent, answer_by, precondition
 from p2pdist.gateway.huggingface.counts import HubCounts
 from p2pdist.gateway.huggingface.failures import JSON_TYPE, failure_response
 from p2pdist.gateway.huggingface.names import PREFIX, HubRequest, parse_request
@@ -62,7 +62,7 @@ BODY_S_MAX = 30.0
 LAST = "\U0010ffff"
 """Comes after every other character."""
 
-_HOST = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
 _NUMBER = re.compile(r"[0-9]{1,9}\Z")
 _POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
 """What git keeps in place of a file of LFS (git-lfs, docs/spec.md)."""
@@ -206,8 +206,8 @@ class HubDoor:
         headers["ETag"] = f'"{file.etag}"'
         if file.sha256:
             headers |= {"X-Linked-ETag": f'"{file.sha256}"', "X-Linked-Size": str(file.size)}
-        if any(tag.value in (file.etag, "*") for tag in request.if_none_match or ()):
-            return Sent(web.Response(status=304, headers=headers))
+        if (early := precondition(request, file.etag, headers)) is not None:
+            return Sent(early)
         if request.method == "HEAD":
             response = web.StreamResponse(headers=headers)
             response.content_type, response.content_length = "application/octet-stream", file.size
@@ -260,8 +260,8 @@ def _pointer(file: HubFile) -> bytes:
 def _pointer_response(request: web.Request, file: HubFile, headers: Mapping[str, str]) -> web.Response:
     """What git keeps of a file of LFS. It is a line or three: always given whole."""
     sent = {**headers, "ETag": f'"{file.oid}"', "Accept-Ranges": "none"}
-    if any(tag.value in (file.oid, "*") for tag in request.if_none_match or ()):
-        return web.Response(status=304, headers=sent)
+    if (early := precondition(request, file.oid, sent)) is not None:
+        return early
     return web.Response(body=_pointer(file), content_type="text/plain", charset="utf-8", headers=sent)
 
 

@@ -27,7 +27,7 @@ _CARRIED = "basic."
 """Begins the Bearer token that carries a Basic credential."""
 
 _WORD = re.compile(r"[A-Za-z0-9._~+/=-]+\Z")
-_HOST = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
 
 
 @dataclass(frozen=True, slots=True)

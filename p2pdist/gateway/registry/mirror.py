@@ -28,7 +28,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from p2pdist.gateway.answers import Answers, Interface, Sent, answer_by
+from p2pdist.gateway.answers import Answers, Interface, Sent, answer_by, precondition
 from p2pdist.gateway.registry.admission import Admission, unauthorized
 from p2pdist.gateway.registry.counts import MirrorCounts
 from p2pdist.gateway.registry.credentials import parse_credential
@@ -195,8 +195,8 @@ def _busy() -> Unavailable:
 
 async def _head(request: web.Request, digest: Digest, size: int) -> Sent:
     headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes", "Docker-Content-Digest": str(digest), **VERSION}
-    if _is_current(request, digest):
-        return Sent(web.Response(status=304, headers=headers))
+    if (early := precondition(request, digest, headers)) is not None:
+        return Sent(early)
     response = web.StreamResponse(headers=headers)
     response.content_type = "application/octet-stream"
     response.content_length = size
@@ -207,14 +207,9 @@ async def _head(request: web.Request, digest: Digest, size: int) -> Sent:
 def _manifest(request: web.Request, document: ImageDocument) -> web.Response:
     media_type = document.media_type if _MEDIA_TYPE.match(document.media_type) else "application/octet-stream"
     headers = {"ETag": f'"{document.digest}"', "Docker-Content-Digest": str(document.digest)}
-    if _is_current(request, document.digest):
-        return web.Response(status=304, headers=headers)
+    if (early := precondition(request, document.digest, headers)) is not None:
+        return early
     return web.Response(body=document.data, headers={**headers, "Content-Type": media_type})
-
-
-def _is_current(request: web.Request, digest: Digest) -> bool:
-    """Whether the client has what it asks for already (RFC 9110, 13.1.2)."""
-    return any(tag.value in (digest, "*") for tag in request.if_none_match or ())
 
 
 def _count(request: web.Request) -> int:

@@ -40,8 +40,9 @@ class Bucket(Protocol):
     def name(self) -> str:
         """Its name."""
 
-    async def objects(self) -> Objects:
-        """What is in it now. Nothing of the objects is fetched."""
+    async def objects(self, key: bytes = b"") -> Objects:
+        """What is in it now, with a key as far as a request for that object alone needs. Nothing of
+        the objects is fetched."""
 
     async def send(self, request: web.Request, objects: Objects, key: bytes, deadline: float) -> Sent:
         """Answer a GET or HEAD for an object of `objects`, which is there. Raises Unavailable when

@@ -72,6 +72,8 @@ def failure_response(failure: S3Failure, resource: str) -> web.Response:
     root = Element("Error")
     message = printable(failure.what)[:MESSAGE_CHARACTERS_MAX]
     _texts(root, {"Code": failure.code, "Message": message, "Resource": printable(resource[:1024])})
+    if size := failure.headers.get("Content-Range", "").removeprefix("bytes */"):
+        _texts(root, {"ActualObjectSize": size})  # clients of the AWS CRT tell an empty object by it
     _texts(root, {"RequestId": REQUEST_ID.get()})
     return web.Response(status=failure.status, body=_encoded(root), content_type=XML_TYPE, headers=failure.headers)
 

@@ -86,7 +86,7 @@ class Facade:
             return _document(location_document())
         deadline = asyncio.get_running_loop().time() + BEGIN_S
         try:
-            objects = await answer_by(deadline, bucket.objects())
+            objects = await answer_by(deadline, bucket.objects(asked.key))
         except NotFound as error:  # what the bucket shows is nowhere
             raise S3Failure(404, "NoSuchBucket", str(error)) from error
         if asked.operation in ("ListObjectsV2", "ListObjects"):

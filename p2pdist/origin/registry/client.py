@@ -86,6 +86,7 @@ class RegistryClient:
     _allowed: AllowedAddresses = field(init=False)
     _sessions: dict[Place, aiohttp.ClientSession] = field(default_factory=dict)
     """Connections by where they lead."""
+    _closed: bool = False
 
     def __post_init__(self) -> None:
         self._allowed = AllowedAddresses(self.url, self.base.host or "", listed=self.redirects, private=self.private)
@@ -105,7 +106,8 @@ class RegistryClient:
         return cls(shown, base, docker_accounts(parts.netloc.rpartition("@")[2]), private=True)
 
     async def close(self) -> None:
-        """End the connections."""
+        """End the connections. Requests that are under way raise Unavailable."""
+        self._closed = True
         for session in self._sessions.values():
             await session.close()
 
@@ -198,6 +200,8 @@ class RegistryClient:
         place: Place = "proxy" if proxy is not None else "home" if url.origin() == self.base.origin() else "elsewhere"
         if place == "elsewhere":
             self._allowed.require_literal(url.host or "")
+        if self._closed:  # by other settings, or at the end
+            raise Unavailable(f"the connections to {self.url} were closed before it answered", remedy="Try again")
         return await self._session(place).request(
             method,
             url,

@@ -47,23 +47,27 @@ class Upload:
         if upload is None:
             return False
         at = told = tries = 0
+        unsure = 0  # as far as the registry may have the blob, once the upload has broken off
         while at < size:
-            chunk = await read(at)
             try:
-                upload, at = await self.send(upload, at, chunk), at + len(chunk)
-                if at > told:  # a registry that loses what it took gets nowhere
-                    tries = 0
+                if unsure:
+                    resumed, at = await self.resume(upload, digest, unsure)
+                    if resumed is None:  # the registry has it by now
+                        on_bytes(size - told)
+                        return True
+                    upload, unsure = resumed, 0
+                else:
+                    chunk = await read(at)
+                    unsure = at + len(chunk)
+                    upload, at, unsure = await self.send(upload, at, chunk), unsure, 0
+                    if at > told:  # a registry that loses what it took gets nowhere
+                        tries = 0
             except Unavailable as error:
                 tries += 1
                 pause_s = max(CHUNK_PAUSE_S * 2 ** (tries - 1), error.details.get("retry_after", 0.0))
                 if tries == CHUNK_TRIES_MAX or pause_s > CHUNK_PAUSE_S_MAX:
                     raise
                 await asyncio.sleep(pause_s)
-                resumed, at = await self.resume(upload, digest, at + len(chunk))
-                if resumed is None:  # the registry has it by now
-                    on_bytes(size - told)
-                    return True
-                upload = resumed
             on_bytes(max(0, at - told))
             told = max(at, told)
         await self.end(upload, digest)
@@ -114,14 +118,15 @@ class Upload:
 
     async def resume(self, upload: URL, digest: Digest, sent: int) -> tuple[URL | None, int]:
         """Where an upload that broke off goes on, and from which byte: as far as the registry has
-        it, at most `sent`. Where it does not say so, as `begin` does, from the first byte."""
+        it, at most `sent`. Where it does not say so, as `begin` does, from the first byte. Raises
+        Unavailable."""
         match, location, scope = None, "", self.names.scope("pull,push")
         with contextlib.suppress(NotFound, Refused):
             async with self.client.request("GET", upload, scope, expect=frozenset({200, 204})) as response:
                 match, location = _HELD.match(response.headers.get("Range", "")), response.headers.get("Location", "")
-        # A registry that has nothing of it says 0-0, too.
+        # A registry that has nothing of it says 0-0, too, so of one byte that says nothing.
         held = int(match[1]) + 1 if match is not None and match[1] != "0" else 0
-        if match is None or held > sent:
+        if match is None or held > sent or (sent == 1 and not held):
             return await self.begin(digest), 0
         return self.names.location(location) if location else upload, held
 

@@ -19,6 +19,7 @@ from typing import BinaryIO, Protocol
 from aiohttp import web
 
 from p2pdist.model.digest import Digest
+from p2pdist.model.entity_tag import names_tag
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.transfer.stream.sendfile import Connection
@@ -339,13 +340,13 @@ def _connection(
 def _precondition(request: web.Request, own: str, headers: dict[str, str]) -> web.StreamResponse | None:
     """The response when a condition decides the request (RFC 9110, 13.2.2). One with a date counts
     beside a Last-Modified, where the request has none with a tag of its kind."""
-    if_match, if_none_match = request.if_match, request.if_none_match
+    if_match, if_none_match = (request.headers.get(name, "") for name in ("If-Match", "If-None-Match"))
     modified = parsedate_to_datetime(headers["Last-Modified"]) if "Last-Modified" in headers else None
-    if if_match and not any(tag.value in (own, "*") and not tag.is_weak for tag in if_match):
+    if if_match and not names_tag(if_match, own):
         raise web.HTTPPreconditionFailed(headers=headers)
     if modified and not if_match and (since := request.if_unmodified_since) is not None and modified > since:
         raise web.HTTPPreconditionFailed(headers=headers)
-    if if_none_match and any(tag.value in (own, "*") for tag in if_none_match):
+    if if_none_match and names_tag(if_none_match, own, weakly=True):
         return web.Response(status=304, headers=headers)
     if modified and not if_none_match and (since := request.if_modified_since) is not None and modified <= since:
         return web.Response(status=304, headers=headers)
