@@ -34,7 +34,7 @@ from p2pdist.agent.caller import Caller, make_directory, private_directory
 from p2pdist.agent.lazy.views import LazyView, LazyViews, eager
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, is_digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.image import is_image
 from p2pdist.model.manifest import TREE_TYPE, Config, Descriptor, Manifest, decode_manifest
@@ -43,7 +43,7 @@ from p2pdist.model.modelpack import blob_name, decode_model, is_model, model_ent
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
 from p2pdist.mount.lazy.view import mount_lazy, view_directory
-from p2pdist.mount.records import IMAGES, LAZY, Process, process, user
+from p2pdist.mount.records import IMAGES, LAZY, Process, process, records, user
 from p2pdist.mount.sight import NOTHING, Identity, seen
 from p2pdist.mount.views import Leftover, MountedView, clean_leftovers, hand_out, mount_view, unmount_view
 from p2pdist.store.blobs.blob import Blob
@@ -55,6 +55,7 @@ ATTEMPTS = 3
 """Pulls of a package that is evicted again before it can be held."""
 
 MOUNTS_MAX = 1000
+RECORDS = "records"
 IMAGES_PREFIX = "images/"
 TREES_MOUNTED = "erofs"
 """The mount method whose views read the store's files by name."""
@@ -233,15 +234,32 @@ class PackageMounts:
 
     def _hold_again(self, digest: Digest) -> Callable[[], None]:
         """Hold the layers of a view that an earlier agent mounted: its programs read on, and the
-        kernel opens objects late."""
+        kernel opens objects late. One of which something is damaged is held as well: nothing else
+        of it may go."""
+        claims = ExitStack()
         try:  # the record may be damaged
             data = self._store.read_document(self._store.opened.manifest(digest))
             if data is None:
                 raise NotFound(f"the manifest {digest} is not in the store")
-            return self._hold(decode_model(data) or decode_manifest(data))
+            layers = (decode_model(data) or decode_manifest(data)).layers
         except P2PDistError as error:
             logger.error("a package that is still in use cannot be kept from eviction: %s", error)
-            return lambda: None
+            return claims.close
+        for layer in filter(lambda layer: layer.size, layers):
+            try:
+                claims.enter_context(self._held_in_part(layer))
+            except P2PDistError as error:
+                logger.error("a layer of a package that is still in use is gone: %s", error)
+        return claims.close
+
+    def _held_in_part(self, layer: Descriptor) -> AbstractContextManager[object]:
+        """Holds what is here of a layer. Raises NotFound."""
+        if layer.media_type == TREE_TYPE:
+            return self._store.trees.held(layer.digest, in_part=True)
+        blob = self._store.get(layer.digest)
+        if blob is None:
+            raise NotFound(f"{layer.digest} is not in the store")
+        return blob.held()
 
     def _layers(self, package: Package) -> list[Layer]:
         """What a view of the package shows, bottom to top. Raises Corrupt, UsageError."""
@@ -343,7 +361,7 @@ class Mounts:
     """
 
     def __init__(self, work_dir: Path) -> None:
-        self.work = work_dir / "records"
+        self.work = work_dir / RECORDS
         self._views = work_dir / "shown"
         work_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         make_directory(self.work, 0o700)  # mount points of layers among them
@@ -705,6 +723,12 @@ def _label(status: MountStatus, uid: int) -> str:
 
 def _owner(status: MountStatus) -> Process | None:
     return process(status.pid) if status.pid else None
+
+
+def mounted_manifests(work_dir: Path) -> set[Digest]:
+    """The manifests of the views that an earlier agent with this `work_dir` mounted."""
+    labels = (record.label.split(" ") for record in records(work_dir / RECORDS))
+    return {parse_digest(label[1]) for label in labels if len(label) > 1 and is_digest(label[1])}
 
 
 def _inherited(leftover: Leftover) -> MountStatus:

@@ -24,7 +24,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -288,12 +288,20 @@ class BlobStore:
     """Blobs, documents, objects, trees, pins and package records of one directory. Thread-safe. All
     methods raise P2PDistError when the disk fails and UsageError for what is no digest."""
 
-    def __init__(self, root: Path, *, capacity_bytes: int | None = None, choose: Chooser | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        capacity_bytes: int | None = None,
+        choose: Chooser | None = None,
+        mounted: Collection[Digest] = (),
+    ) -> None:
         """Open the store, creating it if need be; verifies what a crash of the machine may have
         damaged and removes leftovers.
 
-        `choose` decides what to evict (see core/eviction); without it nothing is evicted. Raises
-        Conflict when another process uses the directory.
+        `choose` decides what to evict (see core/eviction); without it nothing is evicted. `mounted`
+        are manifests of packages that are mounted, which stay although no tag may name them any
+        more. Raises Conflict when another process uses the directory.
         """
         self._paths = Paths(root)
         self._capacity = capacity_bytes
@@ -306,12 +314,12 @@ class BlobStore:
         end_of_line = len(str(os.getpid()))
         self.pulse = Pulse(self._lock_fd, end_of_line, self._paths.lock)
         try:
-            self._open(choose)
+            self._open(choose, mounted)
         except BaseException:
             os.close(self._lock_fd)
             raise
 
-    def _open(self, choose: Chooser | None) -> None:
+    def _open(self, choose: Chooser | None, mounted: Collection[Digest]) -> None:
         self._index = Index(self._paths.index)
         self._sync = BackgroundSync(self._paths, self._index)
         try:
@@ -333,7 +341,7 @@ class BlobStore:
             self.tags = TagRecords(self._index, self._lock)
             self.pins = Pins(self._index, self._lock)
             self.opened = OpenedRecords(self._index, self._lock, self._blobs, self._documents)
-            self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
+            self._documents.sweep(self._named_documents(mounted), idle_s=DOCUMENT_IDLE_S)
             self.objects = Objects(self._paths, self._index, self._blob_context.boot)
             self.trees = Trees(self._tree_context(), self.objects)
             self._stock = Stock(
@@ -477,9 +485,10 @@ class BlobStore:
         """The bytes of a manifest, config or piece list; 0 when it is not here."""
         return self._documents.size(digest)
 
-    def _named_documents(self) -> set[Digest]:
+    def _named_documents(self, mounted: Collection[Digest]) -> set[Digest]:
         wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests() | self.images.digests()
         named = [(record.reference, record.manifest_digest) for record in self.packages.list()]
+        wanted |= {*mounted, *map(self.opened.manifest, mounted)}
         for reference, digest in [*named, *((record.reference, record.digest) for record in self.tags.list())]:
             for manifest in {digest, self.opened.manifest(digest)}:
                 wanted.add(manifest)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -21,14 +22,17 @@ import pytest
 from waits import until, wait_until
 
 from p2pdist.agent import mounts as agent_mounts
+from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
-from p2pdist.model.manifest import Config
+from p2pdist.model.manifest import Config, parse_reference
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.mount import kernel
 from p2pdist.mount.layers import SquashfsLayer
+from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.layers import PackOptions, pack_layers, plain_layer
 
 DIGEST = Digest("sha256:" + "ab" * 32)
 CONFIG = Config(("python", "-m", "train"), ("A=1",), "/app")
@@ -414,3 +418,50 @@ async def test_views_without_a_path_wait_for_no_path_of_others(
         finally:
             answers.set()
     assert claims.count == 0
+
+
+async def packed(origin: LocalLayout, source: Path, content: bytes) -> None:
+    """The tree `app:v1` with two files, one of them with this content."""
+    source.mkdir(exist_ok=True)
+    (source / "version").write_bytes(content)
+    (source / "same").write_bytes(b"same" * 1000)
+    await pack_layers([plain_layer(source, "tree", ())], parse_reference("app:v1"), origin, PackOptions())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_what_a_view_shows_stays_where_its_tag_has_moved_and_agents_change(
+    tmp_path: Path, origin: LocalLayout, damaged: bool
+) -> None:
+    """The tag names another version for more than a day when the next agent takes the view over,
+    also where an object of it was damaged and is not here again: then the other ones stay."""
+
+    def agent() -> Agent:
+        return Agent(AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0))
+
+    await packed(origin, tmp_path / "source", b"first" * 1000)
+    first = agent()
+    await first.start()
+    view = await first.package_mounts.mount(MountRequest("app:v1", str(tmp_path / "view")))
+    (root,) = [tree.root for tree in first.store.trees.list()]
+    contents = first.store.trees.records.contents(root)
+    await packed(origin, tmp_path / "source", b"second" * 1000)
+    assert (await first.pulls.package("app:v1")).digest != view.digest
+    if damaged:
+        same = [one for one in contents if first.store.objects.path(one).read_bytes().startswith(b"same")]
+        await asyncio.to_thread(first.store.trees.drop_objects, set(same))
+    await first.stop()
+    with sqlite3.connect(tmp_path / "store" / "index.sqlite") as database:
+        database.execute("UPDATE smalls SET stored=0")
+    database.close()
+    second = agent()
+    try:
+        await second.start()
+        with pytest.raises(Conflict, match="in use"):  # as eviction, or rm of the other version, would do
+            await asyncio.to_thread(second.store.trees.remove, root)
+        await asyncio.to_thread(second.store.collect)
+        Path("/proc/sys/vm/drop_caches").write_text("2")
+        assert (tmp_path / "view" / "version").read_bytes() == b"first" * 1000
+    finally:
+        await second.mounts.unmount(view.path, force=True)
+        await second.stop()

@@ -284,11 +284,11 @@ class Trees:
 
     # -- keeping and removing
 
-    def hold(self, root: Digest) -> None:
+    def hold(self, root: Digest, *, in_part: bool = False) -> None:
         """Keep a tree from eviction and removal until release(); holds add up. Raises NotFound, and
-        Conflict when it is not complete. Waits for no disk."""
+        Conflict when it is not complete, unless it may be there `in_part`. Waits for no disk."""
         record = self.records.get(root)
-        if not self.holds.add(root, self.complete):
+        if not self.holds.add(root, (lambda _: True) if in_part else self.complete):
             raise Conflict(f"{root} is not complete", remedy="Pull it again")
         self.records.use(record.root)
 
@@ -298,9 +298,9 @@ class Trees:
         self.holds.remove(root)
 
     @contextmanager
-    def held(self, root: Digest) -> Iterator[None]:
+    def held(self, root: Digest, *, in_part: bool = False) -> Iterator[None]:
         """Hold a tree within a `with` block."""
-        self.hold(root)
+        self.hold(root, in_part=in_part)
         try:
             yield
         finally:
