@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, UsageError, foreseen
+from p2pdist.model.errors import Conflict, DiskFull, NotFound, P2PDistError, Refused, UsageError, foreseen, remedy_of
 from p2pdist.model.manifest import LAYERS_MAX
 from p2pdist.model.messages import MOUNT_METHODS
 from p2pdist.mount import kernel
@@ -57,6 +57,13 @@ host."""
 _NO_TREES = _NO_RIGHT | {errno.ENOTBLK, errno.EINVAL, errno.EOPNOTSUPP}
 """Further ones, of kernels that mount no EROFS image from a file (before 6.12) or know no data-only
 layers (before 6.5), and of file systems that these cannot be on."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_OF_MACHINES = {errno.EROFS, errno.EIO, errno.EUCLEAN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors that another directory does not help against."""
+
+_FILES_BYTES = 1 << 20
+"""More than the record, mount points and, but of the largest trees, the image of a view take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,7 @@ def mount_view(
             )
         return _materialize(package, None if method == "unpack" else method, blocked)
     except OSError as error:
-        raise failed(package.target, error) from error
+        raise failed(package.target, error, package.work) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +212,31 @@ def check_target(target: Path, at: int | None) -> Path:
     return target
 
 
-def failed(target: Path, error: OSError) -> P2PDistError:
-    """The failure to show a package at `target`."""
-    place = os.fsdecode(error.filename) if error.filename else str(target)
+def failed(target: Path, error: OSError, work: Path | None = None) -> P2PDistError:
+    """The failure to show a package at `target`. An error that names no file is of a write to one
+    in `work`, if that is given."""
+    place = os.fsdecode(error.filename or work or target)
+    if error.errno in _FULL and (full := _disk_full(Path(place), error)):
+        return full
     remedy = "Name another directory, or see that the agent may write there and mount"
+    if error.errno in _OF_MACHINES:
+        remedy = remedy_of(error)
     if isinstance(error, NoUpper):
         remedy = "Leave out --how, or give the agent a --store on another file system"
     kind = Conflict if error.filename and place == str(target) else P2PDistError  # which the user named
     return kind(f"the package cannot be shown at {target}: {place}: {error.strerror or error}", remedy=remedy)
+
+
+def _disk_full(place: Path, error: OSError) -> DiskFull | None:
+    """The failure of a write at a place where no room is left; None where there is some: mount(2)
+    says the same of too many mounts."""
+    directory = place if place.is_dir() else place.parent
+    try:
+        space = os.statvfs(directory)
+    except OSError:
+        return None
+    full = DiskFull.on(str(directory), space, needed=_FILES_BYTES, code=error.errno, kept=False)
+    return full if "short_of" in full.details or full.details["free"] < _FILES_BYTES else None
 
 
 def begin(record: Record, work: Path) -> Record:

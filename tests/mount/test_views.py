@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from shown_trees import Store
 
-from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, UsageError
 from p2pdist.mount import kernel
 from p2pdist.mount.layers import TreeLayer
 from p2pdist.mount.records import Process, records
@@ -345,6 +345,34 @@ def test_on_a_tmpfs_a_view_can_be_written_to(layer: Layer, tmp_path: Path) -> No
         unmount_view(done.path, work=memory / "records")
     finally:
         kernel.unmount(memory)
+
+
+@pytest.mark.parametrize("short_of", ["space", "inodes", "writing"])
+def test_a_view_for_which_the_disk_has_no_room_says_so(layer: Layer, tmp_path: Path, short_of: str) -> None:
+    """Where its record cannot be written another directory helps nothing; nothing is left of it,
+    and it can be shown once there is room."""
+    memory, target, image = tmp_path / "memory", tmp_path / "view", layer("base", {"a": "1"})
+    memory.mkdir()
+    kernel.mount("memory", memory, "tmpfs", 0, "size=256k,nr_inodes=100")
+    work, filler = memory / "records", memory / "filler"
+    work.mkdir()
+    try:
+        if short_of == "space":
+            with filler.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, os.statvfs(memory).f_bavail * 4096)
+        elif short_of == "inodes":
+            for number in range(os.statvfs(memory).f_favail):
+                filler.with_name(f"filler{number}").touch()
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", memory], check=True)
+        with pytest.raises(P2PDistError) as refused:
+            mount_view([image], target, work=work)
+        error = refused.value
+        assert isinstance(error, DiskFull) == (short_of != "writing"), error
+        assert error.details.get("short_of", "space") == short_of or "mount it writable" in error.remedy
+        assert not list(work.iterdir()) and not target.exists()
+    finally:
+        kernel.unmount(memory, lazily=True)
 
 
 @pytest.mark.parametrize("method", ["overlay", "unpack"])
