@@ -192,10 +192,26 @@ def _is_at(path: Path, fd: int) -> bool:
         return False
 
 
+def refusal(directory: Path, size: int) -> int:
+    """Why `size` more bytes do not fit into a directory, as errno says it; 0 where they do. The
+    quota of a user is seen by trying alone."""
+    if free_bytes(directory) < size:
+        return errno.ENOSPC
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            reserve(fd, size)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return error.errno if error.errno in _FULL else 0
+    return 0
+
+
 class Reserve:
-    """A file that keeps room for the index in the same directory. Where others have filled the disk
-    it goes, so that what is to be removed can be written down, and it comes again once there is
-    room."""
+    """A file that keeps room for the index in the same directory. Where others have filled the
+    disk, or the quota is used up, it goes, so that what is to be removed can be written down, and
+    it comes again once there is room."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "reserve"
@@ -204,7 +220,7 @@ class Reserve:
         """Give the room to the index, where the disk has no other."""
         directory = self._path.parent
         with suppress(OSError):
-            if free_bytes(directory) < self._size() and self._path.exists():
+            if self._path.exists() and refusal(directory, self._size()):
                 self._path.unlink()
                 sync_filesystem(directory)  # some give space back late
 

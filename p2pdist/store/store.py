@@ -20,6 +20,7 @@ Lock order: store, blob, index.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -47,6 +48,7 @@ from p2pdist.store.disk import (
     free_bytes,
     in_memory,
     largest_bytes,
+    refusal,
     sync_filesystem,
     usable_bytes,
     usable_files,
@@ -205,15 +207,17 @@ class Room:
         self.evicted = 0
         """Blobs and trees that went since the store was opened."""
 
-    def make(self, needed: int, files: int = 0) -> list[Digest]:
+    def make(self, needed: int, files: int = 0, after: DiskFull | None = None) -> list[Digest]:
         """Evict what must go for `needed` more bytes and so many new files to fit; returns what
-        went. Raises DiskFull when that is impossible. Then nothing went, unless the file system
-        gave back less than it had seemed to hold."""
+        went. `after`: how making them failed just now. Raises DiskFull when that is impossible.
+        Then nothing went, unless the file system gave back less than it had seemed to hold."""
         if (short := self._short_of_files(files)) > 0:
             self._stock.trees.collect()
             if (short := self._short_of_files(files)) > self._stock.files_of(self._stock.candidates()[0]):
                 raise self._without_inodes(needed)
         evicted = self._make_bytes(needed)
+        if after is not None and after.details.get("short_of") == "quota":
+            evicted += self._make_quota(needed)
         return [*evicted, *self._make_files(files, needed)] if short > 0 else evicted
 
     def _make_bytes(self, needed: int) -> list[Digest]:
@@ -259,6 +263,30 @@ class Room:
                 evicted.append(digest)
                 self.evicted += 1
         return evicted
+
+    def _make_quota(self, needed: int) -> list[Digest]:
+        """What may go goes in its usual order until the quota of this user has room for so many
+        bytes, which only trying tells."""
+        evicted: list[Digest] = []
+        if self._is_over_quota(needed):
+            self._stock.trees.collect()
+        while self._is_over_quota(needed):
+            candidates, shares = self._stock.candidates()
+            enough = evicted or self._evictable(candidates, shares) >= needed
+            chosen = self._choose(candidates, 1, shares) if self._choose is not None and enough else None
+            went = [digest for digest in chosen or [] if self._stock.evict(digest)]
+            if not went:
+                raise DiskFull(str(self._root), needed=needed, free=0, short_of="quota")
+            for digest in went:
+                logger.info("%s evicted to make room within the quota", digest)
+            evicted += went
+            self.evicted += len(went)
+        return evicted
+
+    def _is_over_quota(self, needed: int) -> bool:
+        with failures(self._root):
+            sync_filesystem(self._root)  # some give space back late
+            return refusal(self._temporary, needed) == errno.EDQUOT
 
     def _short_of_files(self, files: int) -> int:
         """How many of so many new files, and of those that pulls will make, do not fit."""
@@ -518,11 +546,11 @@ class BlobStore:
         with self._lock:
             return self._stock.candidates()
 
-    def make_room(self, needed: int, files: int = 0) -> list[Digest]:
+    def make_room(self, needed: int, files: int = 0, after: DiskFull | None = None) -> list[Digest]:
         """Evict what must go for `needed` more bytes and so many new files to fit; returns what
-        went. Raises DiskFull when that is impossible."""
+        went. `after`: how making them failed just now. Raises DiskFull when that is impossible."""
         with self._lock:
-            return self._room.make(needed, files)
+            return self._room.make(needed, files, after)
 
     def collect(self) -> int:
         """Remove garbage, beside pulls and mounts; returns the bytes that went."""

@@ -257,6 +257,57 @@ def test_a_disk_that_others_filled_lets_trees_go(mount: Mount, kind: str, reopen
         store.close()
 
 
+@pytest.fixture
+def limited(mount: Mount) -> Path:
+    """A directory in which its quota allows 32 MiB, of a disk that has more."""
+    root = mount("btrfs", 256 << 20)
+    for words in (
+        ["subvolume", "create", root / "limited"],
+        ["quota", "enable", root],
+        ["qgroup", "limit", "32M", root / "limited"],
+    ):
+        subprocess.run(["btrfs", *words], check=True, capture_output=True)
+    return root / "limited"
+
+
+def test_a_quota_that_is_used_up_lets_trees_go(limited: Path) -> None:
+    """The disk has room, and this store gets none of it."""
+    store = BlobStore(limited / "store", choose=choose)
+    try:
+        tree = Publisher().pack({f"{n}".encode(): noise(n, 3000) for n in range(50)})
+        pull(store, tree)
+        _fill_up(limited / "filler")
+        assert free_bytes(limited) > 64 << 20
+        with pytest.raises(DiskFull, match="quota"):
+            for number in range(1000):
+                store.put_document(b"%d" % number * 4000)
+        store.trees.remove(tree.root)
+        assert not on_disk(store.root) and not (store.root / "reserve").exists()
+    finally:
+        store.close()
+
+
+def test_room_is_made_within_a_quota(limited: Path) -> None:
+    """Blobs and trees go for what the quota allows no more, the least recently used first; nothing
+    goes for what could not come in any case."""
+    store = BlobStore(limited / "store", choose=choose)
+    found = [sample(seed, 64 * PIECE) for seed in range(12)]
+    try:
+        for item in found:
+            fill(store.begin(item.digest, item.pieces), item)
+        present = [store.get(item.digest) is not None for item in found]
+        assert present == sorted(present) and 3 <= sum(present) < 8, present
+        tree = Publisher().pack({f"{n}".encode(): noise(n, 1 << 20) for n in range(10)})
+        pull(store, tree)
+        check(store, tree)
+        before, large = {blob.digest for blob in store.blobs()}, sample(99, 600 * PIECE)
+        with pytest.raises(DiskFull, match="quota"):
+            store.begin(large.digest, large.pieces)
+        assert {blob.digest for blob in store.blobs()} == before
+    finally:
+        store.close()
+
+
 def test_the_room_of_the_index_comes_again_beside_a_full_store(mount: Mount) -> None:
     """A store takes all but a hundredth of the disk, and of that is the room of its index."""
     root = mount("ext4", 1 << 30)

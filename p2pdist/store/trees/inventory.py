@@ -53,8 +53,9 @@ class TreeContext:
     get: Callable[[Digest], Blob | None]
     owners: Callable[[Digest], set[str]]
     """The owners of the pins of a digest."""
-    make_room: Callable[[int, int], Collection[Digest]]
-    """Makes room for so many bytes and files; raises DiskFull."""
+    make_room: Callable[[int, int, DiskFull | None], Collection[Digest]]
+    """Makes room for so many bytes and files, after a failure to make these if there was one;
+    raises DiskFull."""
     sync_objects: Callable[[], None]
     """Brings objects to the disk in the background."""
 
@@ -126,7 +127,9 @@ class Trees:
         self.reader = TreeReader(context.get)
         self.images = Images(context.paths.images, context.paths.image)
         """The metadata images; an image is removed with its tree."""
-        self.variants = Variants(context.paths.variants, objects.boot, lambda needed: context.make_room(needed, 0))
+        self.variants = Variants(
+            context.paths.variants, objects.boot, lambda needed: context.make_room(needed, 0, None)
+        )
         self.holds = TreeHolds()
         self._garbage = True
         """Whether there may be something for collect() to remove."""
@@ -214,7 +217,7 @@ class Trees:
                 missing.sources = frozenset(content for content, _ in old)
                 image = 0 if self.images.size(root) or self.images.expected(root) else read.image_bytes_max
                 expected = self._objects.expected
-                self._context.make_room(expected.bytes_new(backed.room) + image, expected.files_new(backed.room))
+                self._context.make_room(expected.bytes_new(backed.room) + image, expected.files_new(backed.room), None)
                 expected.add(backed.room)
                 claims.callback(self._objects.expected.remove, absent)
                 self.images.expect(root, read.image_bytes_max)
@@ -414,9 +417,9 @@ def _extract(missing: Missing, objects: Objects, context: TreeContext) -> Extrac
     while True:
         try:
             return Extraction(missing, objects, context.get).run()
-        except DiskFull:
+        except DiskFull as full:
             evicted: Collection[Digest] = ()
             with suppress(DiskFull):  # the first one says more
-                evicted = context.make_room(sum(missing.contents.values()), 0)  # its files are expected
+                evicted = context.make_room(sum(missing.contents.values()), 0, full)  # its files are expected
             if not evicted:
                 raise
