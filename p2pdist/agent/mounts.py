@@ -377,7 +377,7 @@ class Mounts:
         """Mounts and unmounts under way."""
         self._closed = False
         self._watches: set[asyncio.Task[None]] = set()
-        """One task for each view that belongs to a process."""
+        """One task for each view that belongs to a process, or whose file system hangs."""
         self.lazy: LazyViews | None = None
         self._started = False
         self.leftovers: list[Leftover] = clean_leftovers(self.work)
@@ -400,6 +400,16 @@ class Mounts:
         self._started = True
         for key, entry in self._entries.items():
             self._watch(key, entry)
+        for leftover in self.leftovers:
+            if leftover.later is not None:
+                self._keep(asyncio.create_task(self._cleaned(str(leftover.path), asyncio.wrap_future(leftover.later))))
+
+    async def _cleaned(self, key: str, outcome: asyncio.Future[Leftover]) -> None:
+        """Forget a view that could not be looked at first, and then was no more."""
+        entry = self._entries.get(key)
+        if (await outcome).removed and entry is not None and self._entries.get(key) is entry:
+            entry.release()
+            del self._entries[key]
 
     def list(self) -> list[MountStatus]:
         """The mounted views, and the images that callers mount themselves, by path."""
@@ -522,7 +532,9 @@ class Mounts:
     def _watch(self, key: str, entry: _Entry) -> None:
         if entry.owner is None or not self._started or self._closed:
             return
-        task = asyncio.create_task(self._outlast(key, entry, entry.owner), name=f"view {key}")
+        self._keep(asyncio.create_task(self._outlast(key, entry, entry.owner), name=f"view {key}"))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
 
@@ -625,7 +637,7 @@ class Mounts:
             in_use = await asyncio.to_thread(self._unmount_blocking, Path(key), force)
         finally:
             self._reserved.discard(key)
-        del self._entries[key]
+        self._entries.pop(key, None)
         if entry.made is not None:
             await entry.made.act(partial(_remove_empty, Path(key)), f"remove {key}")
         if self.lazy is not None:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,6 +60,10 @@ _NO_TREES = _NO_RIGHT | {errno.ENOTBLK, errno.EINVAL, errno.EOPNOTSUPP}
 """Further ones, of kernels that mount no EROFS image from a file (before 6.12) or know no data-only
 layers (before 6.5), and of file systems that these cannot be on."""
 
+HANGS_S, HANGS_AGAIN_S = 5.0, 0.1
+"""The file systems of views that an earlier process left have so long to answer: the first one that
+does not, and each one after it."""
+
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _OF_MACHINES = {errno.EROFS, errno.EIO, errno.EUCLEAN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors that another directory does not help against."""
@@ -91,6 +97,8 @@ class Leftover:
     owner: Process | None = None
     """The process for which it was made, None when it stays until it is unmounted."""
     images: tuple[str, ...] = ()
+    later: Future[Leftover] | None = None
+    """Gets what became of it where its file system did not answer."""
 
 
 def mount_view(
@@ -383,24 +391,39 @@ def _in_use(target: Path, users: list[str]) -> Conflict:
 def clean_leftovers(work: Path) -> list[Leftover]:
     """Remove what an earlier process had not finished, what is no longer there, as after a restart
     of the machine, and views whose process and programs have ended. All else stays as it is: a
-    program that sees it may have nothing open. Mounts of others are never touched. Returns
-    everything that was recorded."""
+    program that sees it may have nothing open. Mounts of others are never touched. A file system
+    that hangs, as one whose server is away, holds up the one record alone. Returns everything that
+    was recorded."""
     work = work.resolve()
-    leftovers = []
+    leftovers, patience_s = [], HANGS_S
     for record in records(work):
-        owner = parse_process(record.owner)
+        cleaning: Future[Leftover] = Future()
+        threading.Thread(target=_clean, args=(record, work, cleaning), daemon=True).start()
         try:
-            if is_whole(record) and (owner is None or owner.alive):
-                if record.staging:
-                    remove_tree(Path(record.staging))
-                leftovers.append(_leftover(record))
-                continue
-            _undo(record, work, force=False)
-        except (P2PDistError, OSError) as error:
-            leftovers.append(_leftover(record, note=str(error)))
-        else:
-            leftovers.append(replace(_leftover(record), removed=True))
+            leftovers.append(cleaning.result(patience_s))
+        except TimeoutError:
+            patience_s = HANGS_AGAIN_S
+            hangs = _leftover(record, note="its file system does not answer")
+            leftovers.append(replace(hangs, later=cleaning))
     return leftovers
+
+
+def _clean(record: Record, work: Path, outcome: Future[Leftover]) -> None:
+    owner = parse_process(record.owner)
+    try:
+        if is_whole(record) and (owner is None or owner.alive):
+            if record.staging:
+                remove_tree(Path(record.staging))
+            leftover = _leftover(record)
+        else:
+            _undo(record, work, force=False)
+            leftover = replace(_leftover(record), removed=True)
+    except (P2PDistError, OSError) as error:
+        leftover = _leftover(record, note=str(error))
+    except BaseException as error:
+        outcome.set_exception(error)
+        return
+    outcome.set_result(leftover)
 
 
 def _leftover(record: Record, note: str = "") -> Leftover:

@@ -30,6 +30,7 @@ from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.model.manifest import Config, parse_reference
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.mount import kernel
+from p2pdist.mount import views as mount_views
 from p2pdist.mount.layers import SquashfsLayer
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layers import PackOptions, pack_layers, plain_layer
@@ -426,6 +427,44 @@ async def packed(origin: LocalLayout, source: Path, content: bytes) -> None:
     (source / "version").write_bytes(content)
     (source / "same").write_bytes(b"same" * 1000)
     await pack_layers([plain_layer(source, "tree", ())], parse_reference("app:v1"), origin, PackOptions())
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 of its own."""
+    image, root = tmp_path / "disk.image", tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    root.mkdir()
+    subprocess.run(["mount", "-o", "loop", image, root], check=True)
+    yield root
+    subprocess.run(["umount", "-l", root], check=True)
+
+
+@pytest.mark.root
+async def test_a_directory_on_a_disk_that_hangs_holds_up_no_agent(
+    tmp_path: Path, images: list[Path], claims: Claims, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of NFS without its server, when the machine has started anew. Once the disk answers what
+    was left there goes, and is listed no more."""
+    monkeypatch.setattr(mount_views, "HANGS_S", 0.5)
+    mounts = Mounts(tmp_path / "mounts")
+    for path in (disk / "a", disk / "b", tmp_path / "c"):
+        await shown(mounts, images, claims, path)
+        kernel.unmount(path)
+    await mounts.close()
+    subprocess.run(["fsfreeze", "-f", disk], check=True)
+    try:
+        later = Mounts(tmp_path / "mounts")
+        assert [status.path for status in later.list()] == [str(disk / "a"), str(disk / "b")]
+        assert {leftover.note for leftover in later.leftovers} == {"", "its file system does not answer"}
+    finally:
+        subprocess.run(["fsfreeze", "-u", disk], check=True)
+    later.start()
+    await until(lambda: not later.list())
+    assert not list((tmp_path / "mounts" / "records").iterdir()) and not (disk / "a").exists()
+    await later.close()
 
 
 @pytest.mark.root
