@@ -40,6 +40,7 @@ from p2pdist.mount.records import (
     is_ours,
     is_whole,
     new_id,
+    note_files,
     parse_process,
     records,
     run_from,
@@ -290,7 +291,7 @@ def _materialize(package: _Package, method: str | None, blocked: str) -> Mounted
         made = materialization.materialize(
             package.layers, staging, writable=package.writable, method=method, checked=package.checked
         )
-        record = replace(record, method=made.method, inode=made.path.lstat().st_ino)
+        record = note_files(replace(record, method=made.method), made.path, package.work)
         save(record, package.work)
         made.path.rename(package.target)
     except BaseException:
@@ -341,7 +342,7 @@ def _require_in_place(record: Record, work: Path) -> None:
     another name, or below a mount of others."""
     if record.method == IMAGES or record.staging:
         return
-    if is_whole(record):
+    if is_whole(record, work):
         visible = kernel.mounted_at(Path(record.target))
         if visible is not None and not is_ours(record, visible):
             raise Conflict(
@@ -362,7 +363,7 @@ def _require_in_place(record: Record, work: Path) -> None:
 def _require_nothing_below(record: Record, work: Path) -> None:
     """Raises Conflict where something is mounted below a view: of plain files those would be
     removed that can be, and the others stay."""
-    if record.method == IMAGES or not is_whole(record):
+    if record.method == IMAGES or not is_whole(record, work):
         return
     target = Path(record.target)
     below = next((entry.point for entry in kernel.mounted() if target in entry.point.parents), None)
@@ -409,9 +410,10 @@ def clean_leftovers(work: Path) -> list[Leftover]:
 
 
 def _clean(record: Record, work: Path, outcome: Future[Leftover]) -> None:
+    outcome.set_running_or_notify_cancel()  # nobody cancels it from now on
     owner = parse_process(record.owner)
     try:
-        if is_whole(record) and (owner is None or owner.alive):
+        if is_whole(record, work) and (owner is None or owner.alive):
             if record.staging:
                 remove_tree(Path(record.staging))
             leftover = _leftover(record)

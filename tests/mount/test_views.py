@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -345,6 +346,41 @@ def test_on_a_tmpfs_a_view_can_be_written_to(layer: Layer, tmp_path: Path) -> No
         unmount_view(done.path, work=memory / "records")
     finally:
         kernel.unmount(memory)
+
+
+@pytest.mark.parametrize("forgotten", ["by umount", "by the next agent"])
+def test_what_has_the_place_of_plain_files_since_is_not_removed(
+    layer: Layer, tmp_path: Path, work: Path, forgotten: str
+) -> None:
+    """Somebody removed them by hand and made another directory there: the file system gives it the
+    number of the old one."""
+    image, disk = tmp_path / "disk.image", tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    disk.mkdir()
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    owner = Process(2**22 + 1, 1) if forgotten == "by the next agent" else None  # which has ended
+    target = disk / "view"
+    try:
+        mount_view([layer("base", {"a": "base"})], target, work=work, method="unpack", owner=owner)
+        number = target.lstat().st_ino
+        shutil.rmtree(target)
+        target.mkdir()
+        for spare in range(1000):
+            if target.lstat().st_ino == number:
+                break
+            target.rename(disk / f"spare{spare}")
+            target.mkdir()
+        assert target.lstat().st_ino == number
+        (target / "mine").write_text("mine")
+        if owner is None:
+            unmount_view(target, work=work)
+        else:
+            assert clean_leftovers(work)[0].removed
+        assert content(target) == {"mine": "mine"} and not list(work.iterdir())
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
 
 
 @pytest.mark.parametrize("short_of", ["space", "inodes", "writing"])
