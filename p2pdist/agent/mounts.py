@@ -20,7 +20,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -54,7 +54,10 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 3
 """Pulls of a package that is evicted again before it can be held."""
 
-MOUNTS_MAX = 1000
+MOUNTS_MAX, MOUNTS_OF_USER_MAX = 1000, 500
+"""Views at once, and those of one user other than root and the agent's own: the others are left
+some."""
+
 RECORDS = "records"
 IMAGES_PREFIX = "images/"
 TREES_MOUNTED = "erofs"
@@ -398,18 +401,23 @@ class Mounts:
     def start(self) -> None:
         """Watch the views that belong to a process, those of an earlier agent included."""
         self._started = True
+        hanging = {str(leftover.path): leftover.later for leftover in self.leftovers if leftover.later is not None}
         for key, entry in self._entries.items():
-            self._watch(key, entry)
-        for leftover in self.leftovers:
-            if leftover.later is not None:
-                self._keep(asyncio.create_task(self._cleaned(str(leftover.path), asyncio.wrap_future(leftover.later))))
+            if key in hanging:
+                self._keep(asyncio.create_task(self._cleaned(key, entry, asyncio.wrap_future(hanging[key]))))
+            else:
+                self._watch(key, entry)
 
-    async def _cleaned(self, key: str, outcome: asyncio.Future[Leftover]) -> None:
-        """Forget a view that could not be looked at first, and then was no more."""
-        entry = self._entries.get(key)
-        if (await outcome).removed and entry is not None and self._entries.get(key) is entry:
+    async def _cleaned(self, key: str, entry: _Entry, outcome: asyncio.Future[Leftover]) -> None:
+        """Go on with a view whose file system did not answer at first, once it does."""
+        removed = (await outcome).removed
+        if self._entries.get(key) is not entry:
+            return
+        if removed:
             entry.release()
             del self._entries[key]
+        else:
+            self._watch(key, entry)
 
     def list(self) -> list[MountStatus]:
         """The mounted views, and the images that callers mount themselves, by path."""
@@ -435,13 +443,12 @@ class Mounts:
         itself; `show` mounts in their place where it is given. `roots` are directories below which
         a caller that is not trusted may name a path; none for no limit. `hold` claims them and
         returns what gives the claim up. Raises what `p2pdist.mount.views.mount_view` raises,
-        Refused for a path that the caller may not write to, and TooLarge over MOUNTS_MAX; then
-        nothing is held."""
+        Refused for a path that the caller may not write to, and TooLarge over MOUNTS_MAX and
+        MOUNTS_OF_USER_MAX; then nothing is held."""
         caller = caller or Caller.agent()
         if self._closed:
             raise Conflict("the agent is stopping and shows nothing new", remedy="Start it again")
-        if len(self._entries) + len(self._reserved) >= MOUNTS_MAX:
-            raise TooLarge(f"{MOUNTS_MAX} packages are shown already", remedy="Unmount some: p2pdist status lists them")
+        _require_room(self._entries.values(), len(self._reserved), caller)
         status = MountStatus(
             reference,
             manifest_digest,
@@ -532,35 +539,11 @@ class Mounts:
     def _watch(self, key: str, entry: _Entry) -> None:
         if entry.owner is None or not self._started or self._closed:
             return
-        self._keep(asyncio.create_task(self._outlast(key, entry, entry.owner), name=f"view {key}"))
+        self._keep(asyncio.create_task(_outlast(self, key, entry, entry.owner), name=f"view {key}"))
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
-
-    async def _outlast(self, key: str, entry: _Entry, owner: Process) -> None:
-        """Unmount a view when its last user has ended. A program that uses the view after its owner
-        has ended becomes its owner."""
-        pause_s = LOOK_S
-        while self._entries.get(key) is entry:
-            if owner.alive:
-                await asyncio.sleep(LOOK_S)
-                continue
-            heir = None if key.startswith(IMAGES_PREFIX) else await asyncio.to_thread(user, Path(key))
-            if heir is not None:
-                owner, pause_s = heir, LOOK_S
-                continue
-            try:
-                await self.unmount(key)
-            except NotFound:
-                return  # it was unmounted meanwhile
-            except P2PDistError as error:
-                level = logging.DEBUG if isinstance(error, Conflict) else logging.ERROR
-                logger.log(level, "the view of a process that has ended stays: %s", error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LOOK_S_MAX)
-            else:
-                logger.info("%s is no longer shown: its process has ended", key)
 
     async def finish(self, work: Coroutine[Any, Any, MountStatus]) -> MountStatus:
         """Do `work` to its end: a caller that goes away must leave no mount without entry."""
@@ -638,8 +621,6 @@ class Mounts:
         finally:
             self._reserved.discard(key)
         self._entries.pop(key, None)
-        if entry.made is not None:
-            await entry.made.act(partial(_remove_empty, Path(key)), f"remove {key}")
         if self.lazy is not None:
             await self.lazy.unmounted(key, in_use=in_use)
         if in_use and entry.status.how == TREES_MOUNTED:
@@ -647,6 +628,8 @@ class Mounts:
             self._kept.append(entry.release)
         else:
             entry.release()
+        if entry.made is not None:  # last: the file system of the user may hang
+            await entry.made.act(partial(_remove_empty, Path(key)), f"remove {key}")
         return entry.status
 
     def _unmount_blocking(self, path: Path, force: bool) -> bool:
@@ -660,6 +643,43 @@ class Mounts:
             unmount_view(path, work=self.work, force=True)
             return True
         return False
+
+
+async def _outlast(mounts: Mounts, key: str, entry: _Entry, owner: Process) -> None:
+    """Unmount a view when its last user has ended. A program that uses the view after its owner
+    has ended becomes its owner."""
+    pause_s = LOOK_S
+    while mounts._entries.get(key) is entry:
+        if owner.alive:
+            await asyncio.sleep(LOOK_S)
+            continue
+        heir = None if key.startswith(IMAGES_PREFIX) else await asyncio.to_thread(user, Path(key))
+        if heir is not None:
+            owner, pause_s = heir, LOOK_S
+            continue
+        try:
+            await mounts.unmount(key)
+        except NotFound:
+            return  # it was unmounted meanwhile
+        except P2PDistError as error:
+            level = logging.DEBUG if isinstance(error, Conflict) else logging.ERROR
+            logger.log(level, "the view of a process that has ended stays: %s", error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_S_MAX)
+        else:
+            logger.info("%s is no longer shown: its process has ended", key)
+
+
+def _require_room(entries: Collection[_Entry], coming: int, caller: Caller) -> None:
+    """Raises TooLarge where there are as many views as there may be, of all users or of one that is
+    not trusted."""
+    if len(entries) + coming >= MOUNTS_MAX:
+        raise TooLarge(f"{MOUNTS_MAX} packages are shown already", remedy="Unmount some: p2pdist status lists them")
+    if not caller.trusted and sum(entry.uid == caller.uid for entry in entries) >= MOUNTS_OF_USER_MAX:
+        raise TooLarge(
+            f"{MOUNTS_OF_USER_MAX} packages are shown for user {caller.uid} already",
+            remedy="Unmount some: p2pdist status lists them",
+        )
 
 
 def _absolute(path: str) -> Path:

@@ -26,7 +26,7 @@ from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, TooLarge, UsageError
 from p2pdist.model.manifest import Config, parse_reference
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.mount import kernel
@@ -157,6 +157,30 @@ def readable(path: Path, uid: int) -> bool:
 
 def writable(path: Path, uid: int) -> bool:
     return as_user(uid, "os.mkdir(sys.argv[1] + '/x')", path)
+
+
+@pytest.mark.root
+async def test_one_user_leaves_views_to_others(
+    tmp_path: Path, images: list[Path], claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_mounts, "MOUNTS_OF_USER_MAX", 2)
+    mounts = Mounts(tmp_path / "mounts")
+    layers = [SquashfsLayer(image) for image in images]
+
+    async def mounted(uid: int) -> str:
+        request, caller = MountRequest("app:v1", ""), Caller(uid, uid)
+        return (await mounts.mount("app:v1", DIGEST, layers, CONFIG, request, claims.hold, caller)).path
+
+    try:
+        for uid in (12345, 12345, 0, 0, 0):
+            await mounted(uid)
+        with pytest.raises(TooLarge, match="user 12345"):
+            await mounted(12345)
+        await mounted(12346)
+        assert claims.count == 6
+    finally:
+        for status in mounts.list():
+            await mounts.unmount(status.path)
 
 
 async def test_a_failure_holds_nothing(tmp_path: Path, images: list[Path], claims: Claims) -> None:
