@@ -81,7 +81,7 @@ class Retention:
     def __init__(self, store: BlobStore, policies: Policies, maintenance: Maintenance, order: EvictionOrder) -> None:
         self._store, self._policies, self._maintenance, self._order = store, policies, maintenance, order
         self._retry_at: dict[str, float] = {}
-        """When to try again to remove a package, in seconds since the epoch, by reference."""
+        """When to try again to remove a package, by the monotonic clock, by reference."""
         self._manifests: dict[Digest, tuple[Digest, ...]] = {}
         """The blobs of each manifest that a package in the store has."""
 
@@ -103,9 +103,8 @@ class Retention:
             return
         stored = await asyncio.to_thread(self._stored, policies)
         self._order.first = goes_first(stored)
-        now = time.time()
-        for reference in due(stored, now=now):
-            if self._retry_at.get(reference, 0.0) <= now:
+        for reference in due(stored, now=time.time()):
+            if self._retry_at.get(reference, 0.0) <= time.monotonic():
                 await self._remove(reference)
 
     async def _remove(self, reference: str) -> None:
@@ -115,7 +114,7 @@ class Retention:
             else:  # a blob that was pulled alone leaves no package
                 freed = await asyncio.to_thread(self._remove_alone, self._policies.blobs(reference))
         except (Conflict, NotFound) as error:  # or another request removes it at this moment
-            self._retry_at[reference] = time.time() + RETRY_S
+            self._retry_at[reference] = time.monotonic() + RETRY_S
             logger.debug("%s stays for now: %s", reference, error)
             return
         self._retry_at.pop(reference, None)
