@@ -308,6 +308,20 @@ def test_room_is_made_within_a_quota(limited: Path) -> None:
         store.close()
 
 
+def test_a_disk_that_others_filled_lets_damage_go(mount: Mount) -> None:
+    """Of a tree that is called complete the index says first that it is not."""
+    root = mount("ext4", 128 << 20)
+    store = BlobStore(root / "store", choose=choose)
+    try:
+        tree = Publisher().pack({f"{n}".encode(): noise(n, 3000) for n in range(50)})
+        pull(store, tree)
+        _fill_up(root / "filler")
+        store.trees.drop_objects(set(list(store.objects.contents())[:3]))
+        assert not store.trees.complete(tree.root) and len(store.objects) == 47
+    finally:
+        store.close()
+
+
 def test_the_room_of_the_index_comes_again_beside_a_full_store(mount: Mount) -> None:
     """A store takes all but a hundredth of the disk, and of that is the room of its index."""
     root = mount("ext4", 1 << 30)

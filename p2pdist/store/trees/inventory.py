@@ -333,6 +333,7 @@ class Trees:
         """Remove objects that are not what their names say. Each tree is looked at once for all of
         them, which takes long where it has many contents."""
         with self._lock:
+            self._context.index.reserve.use()
             # First, since a tree that is called complete vouches for its contents.
             for root in self.records.with_any(contents):
                 self.records.set_incomplete(root)
