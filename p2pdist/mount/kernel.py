@@ -124,11 +124,12 @@ def die_with_parent(number: int) -> None:
 
 def born_ns(path: Path) -> int:
     """When a file or directory was made, in nanoseconds since the epoch (statx(2)); 0 where its
-    file system does not say, or it is not there. Links are not followed."""
+    file system, or the C library, does not say, or it is not there. Links are not followed."""
     import ctypes
 
+    statx = getattr(_libc(), "statx", None)  # glibc before 2.28 has none
     data = ctypes.create_string_buffer(_STATX_BYTES)
-    if _libc().statx(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, data) != 0:
+    if statx is None or statx(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, data) != 0:
         return 0
     (known,) = struct.unpack_from("=I", data)
     seconds, nanoseconds = struct.unpack_from("=qI", data, _STATX_BTIME_AT)

@@ -311,11 +311,13 @@ def _has_files(record: Record, work: Path) -> bool:
     except OSError:
         return False
     try:
-        born = (record.directory(work) / _BORN).read_text()
+        born = (record.directory(work) / _BORN).read_bytes()
     except FileNotFoundError:
-        born = ""
-    # An earlier release did not write it, nor does a machine that is lost at once.
-    return not born or born == str(kernel.born_ns(target))
+        born = b""
+    now = kernel.born_ns(target)
+    # An earlier release did not write it, nor does a machine that is lost at once; and a file
+    # system may say it under one kernel and not under another one.
+    return not now or not born.isdigit() or born in (b"0", b"%d" % now)
 
 
 def take_down(record: Record, work: Path, *, lazily: bool = False) -> None:

@@ -383,6 +383,24 @@ def test_what_has_the_place_of_plain_files_since_is_not_removed(
         subprocess.run(["umount", "-l", disk], check=True)
 
 
+@pytest.mark.parametrize("born", ["0", "", "\0" * 19, "now unknown"])
+def test_plain_files_are_known_where_the_time_of_their_birth_is_not(
+    layer: Layer, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch, born: str
+) -> None:
+    """A file system says it since the kernel is a newer one, as NFS, or no longer; or the machine
+    was lost while it was written."""
+    done = mount_view([layer("base", {"a": "base"})], tmp_path / "view", work=work, method="unpack")
+    (record,) = records(work)
+    if born == "now unknown":
+        monkeypatch.setattr(kernel, "born_ns", lambda path: 0)
+    else:
+        assert int((record.directory(work) / "born").read_text()) > 0
+        (record.directory(work) / "born").write_text(born)
+    assert not clean_leftovers(work)[0].removed and content(done.path) == {"a": "base"}
+    unmount_view(done.path, work=work)
+    assert not done.path.exists() and not list(work.iterdir())
+
+
 @pytest.mark.parametrize("short_of", ["space", "inodes", "writing"])
 def test_a_view_for_which_the_disk_has_no_room_says_so(layer: Layer, tmp_path: Path, short_of: str) -> None:
     """Where its record cannot be written another directory helps nothing; nothing is left of it,
