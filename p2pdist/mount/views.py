@@ -66,7 +66,7 @@ HANGS_S, HANGS_AGAIN_S = 5.0, 0.1
 does not, and each one after it."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_OF_MACHINES = {errno.EROFS, errno.EIO, errno.EUCLEAN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_OF_MACHINES = {errno.EIO, errno.EUCLEAN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors that another directory does not help against."""
 
 _FILES_BYTES = 1 << 20
@@ -228,7 +228,8 @@ def failed(target: Path, error: OSError, work: Path | None = None) -> P2PDistErr
     if error.errno in _FULL and (full := _disk_full(Path(place), error)):
         return full
     remedy = "Name another directory, or see that the agent may write there and mount"
-    if error.errno in _OF_MACHINES:
+    of_store = work is not None and Path(place).is_relative_to(work)
+    if error.errno in _OF_MACHINES or (error.errno == errno.EROFS and of_store):
         remedy = remedy_of(error)
     if isinstance(error, NoUpper):
         remedy = "Leave out --how, or give the agent a --store on another file system"

@@ -430,6 +430,21 @@ def test_a_view_for_which_the_disk_has_no_room_says_so(layer: Layer, tmp_path: P
 
 
 @pytest.mark.parametrize("method", ["overlay", "unpack"])
+def test_a_directory_on_a_disk_that_is_read_only_is_to_be_another_one(
+    layer: Layer, tmp_path: Path, work: Path, method: str
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    kernel.mount("memory", memory, "tmpfs", kernel.MS_RDONLY)
+    try:
+        with pytest.raises(P2PDistError, match="ead-only") as refused:
+            mount_view([layer("base", {"a": "1"})], memory / "view", work=work, method=method)
+        assert "Name another directory" in refused.value.remedy
+    finally:
+        kernel.unmount(memory)
+
+
+@pytest.mark.parametrize("method", ["overlay", "unpack"])
 def test_what_is_mounted_below_a_view_keeps_it(layer: Layer, tmp_path: Path, work: Path, method: str) -> None:
     """Whole: plain files are not removed one by one until the mount is in the way."""
     images = [layer("base", {"a": "1", "sub/b": "2", "z/c": "3", "hollow": None}), layer("app", {"d": "4"})]
