@@ -29,6 +29,10 @@ INDEX_BYTES = 1 << 20
 """What the files of an index need to grow; where a disk is smaller than 100 MB, a hundredth of
 it."""
 
+TRIED_AGAIN_S = 1.0
+"""So long after a trial that showed room within the quota there is no other one: it writes to the
+journal of the file system."""
+
 HANGS_S = 1.0
 """A disk that has not taken a byte for so long hangs."""
 
@@ -215,14 +219,30 @@ class Reserve:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "reserve"
+        self._had_room: float | None = None
+        """When a trial showed room, by the monotonic clock; None where a write failed since."""
 
     def use(self) -> None:
-        """Give the room to the index, where the disk has no other."""
+        """Give the room to the index, where the disk, or the quota, has no other."""
         directory = self._path.parent
         with suppress(OSError):
-            if self._path.exists() and refusal(directory, self._size()):
+            if self._path.exists() and self._lacks_room():
                 self._path.unlink()
                 sync_filesystem(directory)  # some give space back late
+
+    def doubt(self) -> int:
+        """A write failed. Returns why the index gets no room, as errno says it; 0 where it does.
+        Raises OSError."""
+        self._had_room = None
+        return refusal(self._path.parent, INDEX_BYTES)
+
+    def _lacks_room(self) -> bool:
+        directory, size, now = self._path.parent, self._size(), time.monotonic()
+        if self._had_room is not None and now - self._had_room < TRIED_AGAIN_S:
+            return free_bytes(directory) < size
+        refused = refusal(directory, size)
+        self._had_room = None if refused else now
+        return bool(refused)
 
     def keep(self) -> None:
         """Take the room, where it is not taken and there is enough; but no memory."""

@@ -20,7 +20,7 @@ from typing import Any
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
 from p2pdist.model.tree import HASH_SIZE
-from p2pdist.store.disk import INDEX_BYTES, Reserve, refusal
+from p2pdist.store.disk import INDEX_BYTES, Reserve
 from p2pdist.store.layout import FILE_MODE
 
 _VERSION = 4
@@ -435,7 +435,7 @@ class Index:
             # SQLite calls want of room for its -wal and -shm files, or of quota, an I/O error.
             if code & 0xFF in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}:
                 with suppress(OSError):  # the directory is gone, or the disk fails: no room would help
-                    space, refused = os.statvfs(self._path.parent), refusal(self._path.parent, INDEX_BYTES)
+                    space, refused = os.statvfs(self._path.parent), self.reserve.doubt()
                     if code == sqlite3.SQLITE_FULL or refused:
                         full = DiskFull.on(str(self._path.parent), space, needed=INDEX_BYTES, code=refused)
                         raise full from error

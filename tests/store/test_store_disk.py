@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from store_rig import KIB, PIECE, files, fill, on_disk, sample
@@ -16,6 +17,7 @@ from store_tree_rig import Publisher, bring, check, noise, pull
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.tree import content_hash
+from p2pdist.store import disk
 from p2pdist.store.disk import free_bytes, usable_bytes, usable_files
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.extraction import Bundle
@@ -306,6 +308,31 @@ def test_room_is_made_within_a_quota(limited: Path) -> None:
         assert {blob.digest for blob in store.blobs()} == before
     finally:
         store.close()
+
+
+def test_the_quota_is_not_tried_for_each_of_many_things_that_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But after a while, and where something could not be written meanwhile."""
+    now, reserve = [5.0], disk.Reserve(tmp_path)
+    tried: list[int] = []
+
+    def refusal(directory: Path, size: int) -> int:
+        tried.append(size)
+        return 0
+
+    monkeypatch.setattr(disk, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(disk, "refusal", refusal)
+    (tmp_path / "reserve").touch()
+    for _ in range(1000):
+        reserve.use()
+    assert len(tried) == 1
+    now[0] += disk.TRIED_AGAIN_S
+    reserve.use()
+    assert len(tried) == 2
+    assert reserve.doubt() == 0
+    reserve.use()
+    assert len(tried) == 4
 
 
 def test_a_disk_that_others_filled_lets_damage_go(mount: Mount) -> None:
