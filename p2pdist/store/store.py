@@ -73,6 +73,10 @@ USE_SAVED_S = 60.0
 """Uses are kept in memory for so long: a crash costs some order of eviction, not a write per
 use."""
 
+QUOTA_STEPS = 16
+"""In about so many steps room is made within a quota: after each the file system is flushed, which
+waits for what others wrote to it."""
+
 DOCUMENT_IDLE_S = 86400.0
 """A document that nothing refers to is removed at the first opening after this time."""
 
@@ -272,8 +276,10 @@ class Room:
             self._stock.trees.collect()
         while self._is_over_quota(needed):
             candidates, shares = self._stock.candidates()
-            enough = evicted or self._evictable(candidates, shares) >= needed
-            chosen = self._choose(candidates, 1, shares) if self._choose is not None and enough else None
+            evictable = self._evictable(candidates, shares)
+            step = min(evictable, max(1, needed // QUOTA_STEPS))
+            enough = evicted or evictable >= needed or not self._is_over_quota(needed - evictable)
+            chosen = self._choose(candidates, step, shares) if self._choose is not None and enough else None
             went = [digest for digest in chosen or [] if self._stock.evict(digest)]
             if not went:
                 raise DiskFull(str(self._root), needed=needed, free=0, short_of="quota")

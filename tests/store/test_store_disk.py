@@ -18,6 +18,7 @@ from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.tree import content_hash
 from p2pdist.store import disk
+from p2pdist.store import store as store_module
 from p2pdist.store.disk import free_bytes, usable_bytes, usable_files
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.extraction import Bundle
@@ -306,6 +307,30 @@ def test_room_is_made_within_a_quota(limited: Path) -> None:
         with pytest.raises(DiskFull, match="quota"):
             store.begin(large.digest, large.pieces)
         assert {blob.digest for blob in store.blobs()} == before
+    finally:
+        store.close()
+
+
+def test_what_makes_room_within_a_quota_flushes_the_disk_a_few_times(
+    limited: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not for each of many small blobs; others write to the disk as well. What is free counts
+    beside what goes."""
+    store = BlobStore(limited / "store", choose=choose)
+    flushed: list[Path] = []
+
+    def flush(path: Path) -> None:
+        flushed.append(path)
+        disk.sync_filesystem(path)
+
+    try:
+        for seed in range(200):
+            fill(store.begin((small := sample(seed, PIECE)).digest, small.pieces), small)
+        large = sample(999, 400 * PIECE)
+        monkeypatch.setattr(store_module, "sync_filesystem", flush)
+        store.begin(large.digest, large.pieces)
+        evicted = 200 - sum(blob.complete for blob in store.blobs())
+        assert evicted > 2 * store_module.QUOTA_STEPS >= len(flushed) > 0, (evicted, len(flushed))
     finally:
         store.close()
 
