@@ -414,8 +414,10 @@ class Mounts:
         if self._entries.get(key) is not entry:
             return
         if removed:
-            entry.release()
             del self._entries[key]
+            if self.lazy is not None:
+                await self.lazy.unmounted(key, in_use=False)
+            entry.release()
         else:
             self._watch(key, entry)
 
