@@ -12,8 +12,7 @@ since that would cost content and help no pull.
 Theory of retention (`due`). A package is used while something shows, fetches, serves or pins any of
 its blobs, and was used last when that ended. One that is kept for a time goes when it has not been
 used for so long, one that is not kept after NONE_S: the user that pulled it may be about to show
-it. One that was used so much later than now, before the clock was set back, goes as well. The
-others stay until room is needed. Until then, too, what no package asks to be kept goes
+it. The others stay until room is needed. Until then, too, what no package asks to be kept goes
 before all else that may go.
 
 Times are in seconds since the epoch.
@@ -58,7 +57,7 @@ def due(packages: Sequence[StoredPackage], *, now: float) -> list[str]:
     unused = [
         (package.last_used, package.reference)
         for package in packages
-        if package.last_used is not None and abs(now - package.last_used) >= lasts_s(package.policy)
+        if package.last_used is not None and now - package.last_used >= lasts_s(package.policy)
     ]
     return [reference for _, reference in sorted(unused)]
 

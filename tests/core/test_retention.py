@@ -28,12 +28,6 @@ def test_packages_go_when_their_time_is_over_the_longest_unused_first() -> None:
     assert due(stored, now=1100.0) == ["older", "none", "ttl"]
 
 
-def test_what_was_used_before_the_clock_was_set_back_is_not_kept_until_that_time_comes() -> None:
-    stored = [StoredPackage("ttl", TTL, (A,), 1e6), StoredPackage("none", NONE, (B,), 1e6)]
-    assert due(stored, now=1e6 - NONE_S) == ["none"]
-    assert due(stored, now=1000.0) == ["none", "ttl"]
-
-
 def test_what_is_not_kept_goes_first_unless_another_package_keeps_it() -> None:
     stored = [
         StoredPackage("n", NONE, (A, B), None),
