@@ -30,7 +30,7 @@ from p2pdist.agent.lazy.traces import Traces
 from p2pdist.agent.lazy.views import LazySettings, LazyViews
 from p2pdist.agent.models.models import Models
 from p2pdist.agent.models.tracked_hub import TrackedHub
-from p2pdist.agent.mounts import Mounts, PackageMounts
+from p2pdist.agent.mounts import Mounts, PackageMounts, mounted_manifests
 from p2pdist.agent.preseeds import Preseeds
 from p2pdist.agent.pull.lists import PeerLists
 from p2pdist.agent.pull.origin import Origins
@@ -93,6 +93,9 @@ from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.tls import TlsFiles
 
 STREAMS_MIN = 4
+MOUNTS = "mounts"
+"""The directory of a store that is about its mounted views."""
+
 VERSION = version("p2pdist")
 
 logger = logging.getLogger(__name__)
@@ -177,7 +180,10 @@ class Agent:
         self.neighbourhood = neighbourhood(settings.discovery, hello, session, access, settings.origin)
         self._origins = Origins(own_origin, session)
         order = EvictionOrder((files := SeededFiles()).choose)
-        self.store = store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
+        mounted = mounted_manifests(settings.store / MOUNTS)
+        self.store = store = BlobStore(
+            settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose, mounted=mounted
+        )
         self.mounts = _mounts(store)
         self.uplink = _uplink(settings)
         self.drain = Drain(self.uplink, lambda: trackers.send(Leaving()))
@@ -205,8 +211,8 @@ class Agent:
             store, self.pulls, self.packages, self.images, self.models, session.send, lambda: session.clock_ahead_s
         )
         traces = Traces(TrackerTraces(session, self.host))
-        shown = (store, self.packages, self.pulls, self.registry, traces, self.mounts.work)
-        self.lazy = LazyViews(*shown, settings.lazy, policy=self.policies.lazy)
+        parts = (store, self.packages, self.pulls, self.registry, traces, self.mounts.work)
+        self.lazy = LazyViews(*parts, settings.lazy, policy=self.policies.lazy)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls, ImageInventory(store, this_platform()))
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
@@ -495,7 +501,7 @@ def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
 def _mounts(store: BlobStore) -> Mounts:
     """The views below a store, which is closed when they cannot be taken over."""
     try:
-        return Mounts(store.root / "mounts")
+        return Mounts(store.root / MOUNTS)
     except BaseException:
         store.close()
         raise

@@ -20,7 +20,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from p2pdist.agent.caller import Caller, make_directory, private_directory
 from p2pdist.agent.lazy.views import LazyView, LazyViews, eager
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, is_digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.image import is_image
 from p2pdist.model.manifest import TREE_TYPE, Config, Descriptor, Manifest, decode_manifest
@@ -43,7 +43,7 @@ from p2pdist.model.modelpack import blob_name, decode_model, is_model, model_ent
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
 from p2pdist.mount.lazy.view import mount_lazy, view_directory
-from p2pdist.mount.records import IMAGES, LAZY, Process, process, user
+from p2pdist.mount.records import IMAGES, LAZY, Process, process, records, user
 from p2pdist.mount.sight import NOTHING, Identity, seen
 from p2pdist.mount.views import Leftover, MountedView, clean_leftovers, hand_out, mount_view, unmount_view
 from p2pdist.store.blobs.blob import Blob
@@ -54,7 +54,11 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 3
 """Pulls of a package that is evicted again before it can be held."""
 
-MOUNTS_MAX = 1000
+MOUNTS_MAX, MOUNTS_OF_USER_MAX = 1000, 500
+"""Views at once, and those of one user other than root and the agent's own: the others are left
+some."""
+
+RECORDS = "records"
 IMAGES_PREFIX = "images/"
 TREES_MOUNTED = "erofs"
 """The mount method whose views read the store's files by name."""
@@ -233,15 +237,32 @@ class PackageMounts:
 
     def _hold_again(self, digest: Digest) -> Callable[[], None]:
         """Hold the layers of a view that an earlier agent mounted: its programs read on, and the
-        kernel opens objects late."""
+        kernel opens objects late. One of which something is damaged is held as well: nothing else
+        of it may go."""
+        claims = ExitStack()
         try:  # the record may be damaged
             data = self._store.read_document(self._store.opened.manifest(digest))
             if data is None:
                 raise NotFound(f"the manifest {digest} is not in the store")
-            return self._hold(decode_model(data) or decode_manifest(data))
+            layers = (decode_model(data) or decode_manifest(data)).layers
         except P2PDistError as error:
             logger.error("a package that is still in use cannot be kept from eviction: %s", error)
-            return lambda: None
+            return claims.close
+        for layer in filter(lambda layer: layer.size, layers):
+            try:
+                claims.enter_context(self._held_in_part(layer))
+            except P2PDistError as error:
+                logger.error("a layer of a package that is still in use is gone: %s", error)
+        return claims.close
+
+    def _held_in_part(self, layer: Descriptor) -> AbstractContextManager[object]:
+        """Holds what is here of a layer. Raises NotFound."""
+        if layer.media_type == TREE_TYPE:
+            return self._store.trees.held(layer.digest, in_part=True)
+        blob = self._store.get(layer.digest)
+        if blob is None:
+            raise NotFound(f"{layer.digest} is not in the store")
+        return blob.held()
 
     def _layers(self, package: Package) -> list[Layer]:
         """What a view of the package shows, bottom to top. Raises Corrupt, UsageError."""
@@ -343,7 +364,7 @@ class Mounts:
     """
 
     def __init__(self, work_dir: Path) -> None:
-        self.work = work_dir / "records"
+        self.work = work_dir / RECORDS
         self._views = work_dir / "shown"
         work_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         make_directory(self.work, 0o700)  # mount points of layers among them
@@ -359,7 +380,7 @@ class Mounts:
         """Mounts and unmounts under way."""
         self._closed = False
         self._watches: set[asyncio.Task[None]] = set()
-        """One task for each view that belongs to a process."""
+        """One task for each view that belongs to a process, or whose file system hangs."""
         self.lazy: LazyViews | None = None
         self._started = False
         self.leftovers: list[Leftover] = clean_leftovers(self.work)
@@ -380,7 +401,24 @@ class Mounts:
     def start(self) -> None:
         """Watch the views that belong to a process, those of an earlier agent included."""
         self._started = True
+        hanging = {str(leftover.path): leftover.later for leftover in self.leftovers if leftover.later is not None}
         for key, entry in self._entries.items():
+            if key in hanging:
+                self._keep(asyncio.create_task(self._cleaned(key, entry, asyncio.wrap_future(hanging[key]))))
+            else:
+                self._watch(key, entry)
+
+    async def _cleaned(self, key: str, entry: _Entry, outcome: asyncio.Future[Leftover]) -> None:
+        """Go on with a view whose file system did not answer at first, once it does."""
+        removed = (await outcome).removed
+        if self._entries.get(key) is not entry:
+            return
+        if removed:
+            del self._entries[key]
+            if self.lazy is not None:
+                await self.lazy.unmounted(key, in_use=False)
+            entry.release()
+        else:
             self._watch(key, entry)
 
     def list(self) -> list[MountStatus]:
@@ -407,13 +445,12 @@ class Mounts:
         itself; `show` mounts in their place where it is given. `roots` are directories below which
         a caller that is not trusted may name a path; none for no limit. `hold` claims them and
         returns what gives the claim up. Raises what `p2pdist.mount.views.mount_view` raises,
-        Refused for a path that the caller may not write to, and TooLarge over MOUNTS_MAX; then
-        nothing is held."""
+        Refused for a path that the caller may not write to, and TooLarge over MOUNTS_MAX and
+        MOUNTS_OF_USER_MAX; then nothing is held."""
         caller = caller or Caller.agent()
         if self._closed:
             raise Conflict("the agent is stopping and shows nothing new", remedy="Start it again")
-        if len(self._entries) + len(self._reserved) >= MOUNTS_MAX:
-            raise TooLarge(f"{MOUNTS_MAX} packages are shown already", remedy="Unmount some: p2pdist status lists them")
+        _require_room(self._entries.values(), len(self._reserved), caller)
         status = MountStatus(
             reference,
             manifest_digest,
@@ -504,33 +541,11 @@ class Mounts:
     def _watch(self, key: str, entry: _Entry) -> None:
         if entry.owner is None or not self._started or self._closed:
             return
-        task = asyncio.create_task(self._outlast(key, entry, entry.owner), name=f"view {key}")
+        self._keep(asyncio.create_task(_outlast(self, key, entry, entry.owner), name=f"view {key}"))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
-
-    async def _outlast(self, key: str, entry: _Entry, owner: Process) -> None:
-        """Unmount a view when its last user has ended. A program that uses the view after its owner
-        has ended becomes its owner."""
-        pause_s = LOOK_S
-        while self._entries.get(key) is entry:
-            if owner.alive:
-                await asyncio.sleep(LOOK_S)
-                continue
-            heir = None if key.startswith(IMAGES_PREFIX) else await asyncio.to_thread(user, Path(key))
-            if heir is not None:
-                owner, pause_s = heir, LOOK_S
-                continue
-            try:
-                await self.unmount(key)
-            except NotFound:
-                return  # it was unmounted meanwhile
-            except P2PDistError as error:
-                level = logging.DEBUG if isinstance(error, Conflict) else logging.ERROR
-                logger.log(level, "the view of a process that has ended stays: %s", error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LOOK_S_MAX)
-            else:
-                logger.info("%s is no longer shown: its process has ended", key)
 
     async def finish(self, work: Coroutine[Any, Any, MountStatus]) -> MountStatus:
         """Do `work` to its end: a caller that goes away must leave no mount without entry."""
@@ -607,9 +622,7 @@ class Mounts:
             in_use = await asyncio.to_thread(self._unmount_blocking, Path(key), force)
         finally:
             self._reserved.discard(key)
-        del self._entries[key]
-        if entry.made is not None:
-            await entry.made.act(partial(_remove_empty, Path(key)), f"remove {key}")
+        self._entries.pop(key, None)
         if self.lazy is not None:
             await self.lazy.unmounted(key, in_use=in_use)
         if in_use and entry.status.how == TREES_MOUNTED:
@@ -617,6 +630,8 @@ class Mounts:
             self._kept.append(entry.release)
         else:
             entry.release()
+        if entry.made is not None:  # last: the file system of the user may hang
+            await entry.made.act(partial(_remove_empty, Path(key)), f"remove {key}")
         return entry.status
 
     def _unmount_blocking(self, path: Path, force: bool) -> bool:
@@ -630,6 +645,43 @@ class Mounts:
             unmount_view(path, work=self.work, force=True)
             return True
         return False
+
+
+async def _outlast(mounts: Mounts, key: str, entry: _Entry, owner: Process) -> None:
+    """Unmount a view when its last user has ended. A program that uses the view after its owner
+    has ended becomes its owner."""
+    pause_s = LOOK_S
+    while mounts._entries.get(key) is entry:
+        if owner.alive:
+            await asyncio.sleep(LOOK_S)
+            continue
+        heir = None if key.startswith(IMAGES_PREFIX) else await asyncio.to_thread(user, Path(key))
+        if heir is not None:
+            owner, pause_s = heir, LOOK_S
+            continue
+        try:
+            await mounts.unmount(key)
+        except NotFound:
+            return  # it was unmounted meanwhile
+        except P2PDistError as error:
+            level = logging.DEBUG if isinstance(error, Conflict) else logging.ERROR
+            logger.log(level, "the view of a process that has ended stays: %s", error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_S_MAX)
+        else:
+            logger.info("%s is no longer shown: its process has ended", key)
+
+
+def _require_room(entries: Collection[_Entry], coming: int, caller: Caller) -> None:
+    """Raises TooLarge where there are as many views as there may be, of all users or of one that is
+    not trusted."""
+    if len(entries) + coming >= MOUNTS_MAX:
+        raise TooLarge(f"{MOUNTS_MAX} packages are shown already", remedy="Unmount some: p2pdist status lists them")
+    if not caller.trusted and sum(entry.uid == caller.uid for entry in entries) >= MOUNTS_OF_USER_MAX:
+        raise TooLarge(
+            f"{MOUNTS_OF_USER_MAX} packages are shown for user {caller.uid} already",
+            remedy="Unmount some: p2pdist status lists them",
+        )
 
 
 def _absolute(path: str) -> Path:
@@ -705,6 +757,12 @@ def _label(status: MountStatus, uid: int) -> str:
 
 def _owner(status: MountStatus) -> Process | None:
     return process(status.pid) if status.pid else None
+
+
+def mounted_manifests(work_dir: Path) -> set[Digest]:
+    """The manifests of the views that an earlier agent with this `work_dir` mounted."""
+    labels = (record.label.split(" ") for record in records(work_dir / RECORDS))
+    return {parse_digest(label[1]) for label in labels if len(label) > 1 and is_digest(label[1])}
 
 
 def _inherited(leftover: Leftover) -> MountStatus:

@@ -41,6 +41,12 @@ FS_IOC_SETFLAGS = 0x40086602
 FS_TOPDIR_FL = 0x00020000
 """ioctl_iflags(2)"""
 
+_AT_FDCWD, _AT_SYMLINK_NOFOLLOW = -100, 0x100
+_STATX_BTIME = 0x800
+_STATX_BYTES, _STATX_BTIME_AT = 256, 80
+"""statx(2): the length of struct statx, and where in it the time of birth is, in seconds and
+nanoseconds; what it holds stands in the first word."""
+
 OPTIONS_BYTES_MAX = 4095
 """The kernel reads mount options from one page, the last byte of which is the terminating zero."""
 
@@ -114,6 +120,20 @@ def die_with_parent(number: int) -> None:
     """Ask for signal `number` when the parent ends (prctl(2), PR_SET_PDEATHSIG); lost when a setuid
     program is executed."""
     _check(_libc().prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
+
+
+def born_ns(path: Path) -> int:
+    """When a file or directory was made, in nanoseconds since the epoch (statx(2)); 0 where its
+    file system, or the C library, does not say, or it is not there. Links are not followed."""
+    import ctypes
+
+    statx = getattr(_libc(), "statx", None)  # glibc before 2.28 has none
+    data = ctypes.create_string_buffer(_STATX_BYTES)
+    if statx is None or statx(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, data) != 0:
+        return 0
+    (known,) = struct.unpack_from("=I", data)
+    seconds, nanoseconds = struct.unpack_from("=qI", data, _STATX_BTIME_AT)
+    return int(seconds * 10**9 + nanoseconds) if known & _STATX_BTIME else 0
 
 
 def spread_below(directory: Path) -> bool:

@@ -24,7 +24,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -48,6 +48,9 @@ IMAGES = "images"
 
 LAZY = "lazy"
 """The `method` of a view whose contents come while they are read."""
+
+_BORN = "born"
+"""File in the directory of a record that says when the directory of its plain files was made."""
 
 _ENDED = (b"Z", b"X")
 _ID = re.compile(r"[0-9a-f]{16}\Z")
@@ -303,22 +306,41 @@ def changing(directory: Path) -> Iterator[None]:
         os.close(place)
 
 
-def is_whole(record: Record) -> bool:
+def is_whole(record: Record, work: Path) -> bool:
     """Whether what the record says is there: False when its process was killed before it was done,
     or the machine has started anew."""
     if record.method == IMAGES:
         return bool(record.owner)
-    target = Path(record.target)
     if record.inode:
-        return _inode(target) == record.inode
+        return _has_files(record, work)
     return bool(views_at(record))
 
 
-def _inode(path: Path) -> int:
+def note_files(record: Record, files: Path, work: Path) -> Record:
+    """The record of a view whose plain files are in the directory `files`, by which it is known
+    from then on, also under another name. Writes when that was made, since file systems use the
+    numbers of what was removed again. Raises OSError."""
+    (record.directory(work) / _BORN).write_text(str(kernel.born_ns(files)))
+    return replace(record, inode=files.lstat().st_ino)
+
+
+def _has_files(record: Record, work: Path) -> bool:
+    """Whether the plain files of a record are at its target, and not a directory of others that was
+    made there since."""
+    target = Path(record.target)
     try:
-        return path.lstat().st_ino
+        if target.lstat().st_ino != record.inode:
+            return False
     except OSError:
-        return -1
+        return False
+    try:
+        born = (record.directory(work) / _BORN).read_bytes()
+    except FileNotFoundError:
+        born = b""
+    now = kernel.born_ns(target)
+    # An earlier release did not write it, nor does a machine that is lost at once; and a file
+    # system may say it under one kernel and not under another one.
+    return not now or not born.isdigit() or born in (b"0", b"%d" % now)
 
 
 def take_down(record: Record, work: Path, *, lazily: bool = False) -> None:
@@ -345,7 +367,7 @@ def _take_down(record: Record, work: Path, *, lazily: bool) -> None:
     unmount_layers(record.directory(work))
     if record.staging:
         remove_tree(Path(record.staging))
-    if entry is None and record.inode and _inode(target) == record.inode:
+    if entry is None and record.inode and _has_files(record, work):
         remove_tree(target, keep=not record.created)
     elif entry is None and record.created:
         with contextlib.suppress(OSError):  # it is gone, or holds something that is not ours

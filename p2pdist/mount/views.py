@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, UsageError, foreseen
+from p2pdist.model.errors import Conflict, DiskFull, NotFound, P2PDistError, Refused, UsageError, foreseen, remedy_of
 from p2pdist.model.manifest import LAYERS_MAX
 from p2pdist.model.messages import MOUNT_METHODS
 from p2pdist.mount import kernel
@@ -41,6 +43,7 @@ from p2pdist.mount.records import (
     is_whole,
     named,
     new_id,
+    note_files,
     parse_process,
     records,
     run_from,
@@ -61,6 +64,17 @@ host."""
 _NO_TREES = _NO_RIGHT | {errno.ENOTBLK, errno.EINVAL, errno.EOPNOTSUPP}
 """Further ones, of kernels that mount no EROFS image from a file (before 6.12) or know no data-only
 layers (before 6.5), and of file systems that these cannot be on."""
+
+HANGS_S, HANGS_AGAIN_S = 5.0, 0.1
+"""The file systems of views that an earlier process left have so long to answer: the first one that
+does not, and each one after it."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_OF_MACHINES = {errno.EIO, errno.EUCLEAN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors that another directory does not help against."""
+
+_FILES_BYTES = 1 << 20
+"""More than the record, mount points and, but of the largest trees, the image of a view take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +102,8 @@ class Leftover:
     owner: Process | None = None
     """The process for which it was made, None when it stays until it is unmounted."""
     images: tuple[str, ...] = ()
+    later: Future[Leftover] | None = None
+    """Gets what became of it where its file system did not answer."""
 
 
 def mount_view(
@@ -147,7 +163,7 @@ def mount_view(
             )
         return _materialize(package, None if method == "unpack" else method, blocked)
     except OSError as error:
-        raise failed(package.target, error) from error
+        raise failed(package.target, error, package.work) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +225,32 @@ def check_target(target: Path, at: int | None) -> Path:
     return target
 
 
-def failed(target: Path, error: OSError) -> P2PDistError:
-    """The failure to show a package at `target`."""
-    place = os.fsdecode(error.filename) if error.filename else str(target)
+def failed(target: Path, error: OSError, work: Path | None = None) -> P2PDistError:
+    """The failure to show a package at `target`. An error that names no file is of a write to one
+    in `work`, if that is given."""
+    place = os.fsdecode(error.filename or work or target)
+    if error.errno in _FULL and (full := _disk_full(Path(place), error)):
+        return full
     remedy = "Name another directory, or see that the agent may write there and mount"
+    of_store = work is not None and Path(place).is_relative_to(work)
+    if error.errno in _OF_MACHINES or (error.errno == errno.EROFS and of_store):
+        remedy = remedy_of(error)
     if isinstance(error, NoUpper):
         remedy = "Leave out --how, or give the agent a --store on another file system"
     kind = Conflict if error.filename and place == str(target) else P2PDistError  # which the user named
     return kind(f"the package cannot be shown at {target}: {place}: {error.strerror or error}", remedy=remedy)
+
+
+def _disk_full(place: Path, error: OSError) -> DiskFull | None:
+    """The failure of a write at a place where no room is left; None where there is some: mount(2)
+    says the same of too many mounts."""
+    directory = place if place.is_dir() else place.parent
+    try:
+        space = os.statvfs(directory)
+    except OSError:
+        return None
+    full = DiskFull.on(str(directory), space, needed=_FILES_BYTES, code=error.errno, kept=False)
+    return full if "short_of" in full.details or full.details["free"] < _FILES_BYTES else None
 
 
 def begin(record: Record, work: Path) -> Record:
@@ -262,7 +296,7 @@ def _materialize(package: _Package, method: str | None, blocked: str) -> Mounted
         made = materialization.materialize(
             package.layers, staging, writable=package.writable, method=method, checked=package.checked
         )
-        record = replace(record, method=made.method, inode=made.path.lstat().st_ino)
+        record = note_files(replace(record, method=made.method), made.path, package.work)
         save(record, package.work)
         made.path.rename(package.target)
     except BaseException:
@@ -313,7 +347,7 @@ def _require_in_place(record: Record, work: Path) -> None:
     another name, or below a mount of others."""
     if record.method == IMAGES or record.staging:
         return
-    if is_whole(record):
+    if is_whole(record, work):
         visible = kernel.mounted_at(Path(record.target))
         if visible is not None and not is_ours(record, visible):
             raise Conflict(
@@ -334,7 +368,7 @@ def _require_in_place(record: Record, work: Path) -> None:
 def _require_nothing_below(record: Record, work: Path) -> None:
     """Raises Conflict where something is mounted below a view: of plain files those would be
     removed that can be, and the others stay."""
-    if record.method == IMAGES or not is_whole(record):
+    if record.method == IMAGES or not is_whole(record, work):
         return
     target = Path(record.target)
     below = next((entry.point for entry in kernel.mounted() if target in entry.point.parents), None)
@@ -378,24 +412,40 @@ def _in_use(target: Path, users: list[str]) -> Conflict:
 def clean_leftovers(work: Path) -> list[Leftover]:
     """Remove what an earlier process had not finished, what is no longer there, as after a restart
     of the machine, and views whose process and programs have ended. All else stays as it is: a
-    program that sees it may have nothing open. Mounts of others are never touched. Returns
-    everything that was recorded."""
+    program that sees it may have nothing open. Mounts of others are never touched. A file system
+    that hangs, as one whose server is away, holds up the one record alone. Returns everything that
+    was recorded."""
     work = work.resolve()
-    leftovers = []
+    leftovers, patience_s = [], HANGS_S
     for record in records(work):
-        owner = parse_process(record.owner)
+        cleaning: Future[Leftover] = Future()
+        threading.Thread(target=_clean, args=(record, work, cleaning), daemon=True).start()
         try:
-            if is_whole(record) and (owner is None or owner.alive):
-                if record.staging:
-                    remove_tree(Path(record.staging))
-                leftovers.append(_leftover(record))
-                continue
-            _undo(record, work, force=False)
-        except (P2PDistError, OSError) as error:
-            leftovers.append(_leftover(record, note=str(error)))
-        else:
-            leftovers.append(replace(_leftover(record), removed=True))
+            leftovers.append(cleaning.result(patience_s))
+        except TimeoutError:
+            patience_s = HANGS_AGAIN_S
+            hangs = _leftover(record, note="its file system does not answer")
+            leftovers.append(replace(hangs, later=cleaning))
     return leftovers
+
+
+def _clean(record: Record, work: Path, outcome: Future[Leftover]) -> None:
+    outcome.set_running_or_notify_cancel()  # nobody cancels it from now on
+    owner = parse_process(record.owner)
+    try:
+        if is_whole(record, work) and (owner is None or owner.alive):
+            if record.staging:
+                remove_tree(Path(record.staging))
+            leftover = _leftover(record)
+        else:
+            _undo(record, work, force=False)
+            leftover = replace(_leftover(record), removed=True)
+    except (P2PDistError, OSError) as error:
+        leftover = _leftover(record, note=str(error))
+    except BaseException as error:
+        outcome.set_exception(error)
+        return
+    outcome.set_result(leftover)
 
 
 def _leftover(record: Record, note: str = "") -> Leftover:

@@ -29,6 +29,10 @@ INDEX_BYTES = 1 << 20
 """What the files of an index need to grow; where a disk is smaller than 100 MB, a hundredth of
 it."""
 
+TRIED_AGAIN_S = 1.0
+"""So long after a trial that showed room within the quota there is no other one: it writes to the
+journal of the file system."""
+
 HANGS_S = 1.0
 """A disk that has not taken a byte for so long hangs."""
 
@@ -192,21 +196,53 @@ def _is_at(path: Path, fd: int) -> bool:
         return False
 
 
+def refusal(directory: Path, size: int) -> int:
+    """Why `size` more bytes do not fit into a directory, as errno says it; 0 where they do. The
+    quota of a user is seen by trying alone."""
+    if free_bytes(directory) < size:
+        return errno.ENOSPC
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            reserve(fd, size)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return error.errno if error.errno in _FULL else 0
+    return 0
+
+
 class Reserve:
-    """A file that keeps room for the index in the same directory. Where others have filled the disk
-    it goes, so that what is to be removed can be written down, and it comes again once there is
-    room."""
+    """A file that keeps room for the index in the same directory. Where others have filled the
+    disk, or the quota is used up, it goes, so that what is to be removed can be written down, and
+    it comes again once there is room."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "reserve"
+        self._had_room: float | None = None
+        """When a trial showed room, by the monotonic clock; None where a write failed since."""
 
     def use(self) -> None:
-        """Give the room to the index, where the disk has no other."""
+        """Give the room to the index, where the disk, or the quota, has no other."""
         directory = self._path.parent
         with suppress(OSError):
-            if free_bytes(directory) < self._size() and self._path.exists():
+            if self._path.exists() and self._lacks_room():
                 self._path.unlink()
                 sync_filesystem(directory)  # some give space back late
+
+    def doubt(self) -> int:
+        """A write failed. Returns why the index gets no room, as errno says it; 0 where it does.
+        Raises OSError."""
+        self._had_room = None
+        return refusal(self._path.parent, INDEX_BYTES)
+
+    def _lacks_room(self) -> bool:
+        directory, size, now = self._path.parent, self._size(), time.monotonic()
+        if self._had_room is not None and now - self._had_room < TRIED_AGAIN_S:
+            return free_bytes(directory) < size
+        refused = refusal(directory, size)
+        self._had_room = None if refused else now
+        return bool(refused)
 
     def keep(self) -> None:
         """Take the room, where it is not taken and there is enough; but no memory."""

@@ -432,12 +432,13 @@ class Index:
             yield
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", 0)
-            # SQLite calls want of room for its -wal and -shm files an I/O error.
+            # SQLite calls want of room for its -wal and -shm files, or of quota, an I/O error.
             if code & 0xFF in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}:
                 with suppress(OSError):  # the directory is gone, or the disk fails: no room would help
-                    space = os.statvfs(self._path.parent)
-                    if code == sqlite3.SQLITE_FULL or space.f_bavail * space.f_frsize < INDEX_BYTES:
-                        raise DiskFull.on(str(self._path.parent), space, needed=INDEX_BYTES) from error
+                    space, refused = os.statvfs(self._path.parent), self.reserve.doubt()
+                    if code == sqlite3.SQLITE_FULL or refused:
+                        full = DiskFull.on(str(self._path.parent), space, needed=INDEX_BYTES, code=refused)
+                        raise full from error
             if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
                 raise Corrupt(
                     f"the index {self._path} is damaged: {error}",

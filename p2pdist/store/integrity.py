@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -85,6 +86,8 @@ class Integrity:
             self._directory = os.open(paths.objects, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._since = _seconds(index.note(MARK) if self._watch.works else None)
         """What changed later than this may be wrong, in seconds since the epoch."""
+        if time.time() < self._since < inf:  # the clock was set back, and change times do not tell
+            self._since = 0.0
         for blob in list(blobs.values()):
             if blob.complete and self._is_later(_looked_at(blob.path)):
                 self._written.add(blob.digest)
@@ -331,5 +334,5 @@ def _looked_at(path: Path) -> os.stat_result | None:
 def _seconds(text: str | None) -> float:
     """A time that was written down; without one nothing is later."""
     with suppress(ValueError, TypeError):
-        return float(text or "inf")
-    return float("inf")
+        return float(text or inf)
+    return inf

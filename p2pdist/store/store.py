@@ -20,11 +20,12 @@ Lock order: store, blob, index.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,7 @@ from p2pdist.store.disk import (
     free_bytes,
     in_memory,
     largest_bytes,
+    refusal,
     sync_filesystem,
     usable_bytes,
     usable_files,
@@ -70,6 +72,10 @@ that was used so much later than now, before the clock was set back."""
 USE_SAVED_S = 60.0
 """Uses are kept in memory for so long: a crash costs some order of eviction, not a write per
 use."""
+
+QUOTA_STEPS = 16
+"""In about so many steps room is made within a quota: after each the file system is flushed, which
+waits for what others wrote to it."""
 
 DOCUMENT_IDLE_S = 86400.0
 """A document that nothing refers to is removed at the first opening after this time."""
@@ -205,15 +211,17 @@ class Room:
         self.evicted = 0
         """Blobs and trees that went since the store was opened."""
 
-    def make(self, needed: int, files: int = 0) -> list[Digest]:
+    def make(self, needed: int, files: int = 0, after: DiskFull | None = None) -> list[Digest]:
         """Evict what must go for `needed` more bytes and so many new files to fit; returns what
-        went. Raises DiskFull when that is impossible. Then nothing went, unless the file system
-        gave back less than it had seemed to hold."""
+        went. `after`: how making them failed just now. Raises DiskFull when that is impossible.
+        Then nothing went, unless the file system gave back less than it had seemed to hold."""
         if (short := self._short_of_files(files)) > 0:
             self._stock.trees.collect()
             if (short := self._short_of_files(files)) > self._stock.files_of(self._stock.candidates()[0]):
                 raise self._without_inodes(needed)
         evicted = self._make_bytes(needed)
+        if after is not None and after.details.get("short_of") == "quota":
+            evicted += self._make_quota(needed)
         return [*evicted, *self._make_files(files, needed)] if short > 0 else evicted
 
     def _make_bytes(self, needed: int) -> list[Digest]:
@@ -260,6 +268,32 @@ class Room:
                 self.evicted += 1
         return evicted
 
+    def _make_quota(self, needed: int) -> list[Digest]:
+        """What may go goes in its usual order until the quota of this user has room for so many
+        bytes, which only trying tells."""
+        evicted: list[Digest] = []
+        if self._is_over_quota(needed):
+            self._stock.trees.collect()
+        while self._is_over_quota(needed):
+            candidates, shares = self._stock.candidates()
+            evictable = self._evictable(candidates, shares)
+            step = min(evictable, max(1, needed // QUOTA_STEPS))
+            enough = evicted or evictable >= needed or not self._is_over_quota(needed - evictable)
+            chosen = self._choose(candidates, step, shares) if self._choose is not None and enough else None
+            went = [digest for digest in chosen or [] if self._stock.evict(digest)]
+            if not went:
+                raise DiskFull(str(self._root), needed=needed, free=0, short_of="quota")
+            for digest in went:
+                logger.info("%s evicted to make room within the quota", digest)
+            evicted += went
+            self.evicted += len(went)
+        return evicted
+
+    def _is_over_quota(self, needed: int) -> bool:
+        with failures(self._root):
+            sync_filesystem(self._root)  # some give space back late
+            return refusal(self._temporary, needed) == errno.EDQUOT
+
     def _short_of_files(self, files: int) -> int:
         """How many of so many new files, and of those that pulls will make, do not fit."""
         with failures(self._root):
@@ -288,12 +322,20 @@ class BlobStore:
     """Blobs, documents, objects, trees, pins and package records of one directory. Thread-safe. All
     methods raise P2PDistError when the disk fails and UsageError for what is no digest."""
 
-    def __init__(self, root: Path, *, capacity_bytes: int | None = None, choose: Chooser | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        capacity_bytes: int | None = None,
+        choose: Chooser | None = None,
+        mounted: Collection[Digest] = (),
+    ) -> None:
         """Open the store, creating it if need be; verifies what a crash of the machine may have
         damaged and removes leftovers.
 
-        `choose` decides what to evict (see core/eviction); without it nothing is evicted. Raises
-        Conflict when another process uses the directory.
+        `choose` decides what to evict (see core/eviction); without it nothing is evicted. `mounted`
+        are manifests of packages that are mounted, which stay although no tag may name them any
+        more. Raises Conflict when another process uses the directory.
         """
         self._paths = Paths(root)
         self._capacity = capacity_bytes
@@ -306,12 +348,12 @@ class BlobStore:
         end_of_line = len(str(os.getpid()))
         self.pulse = Pulse(self._lock_fd, end_of_line, self._paths.lock)
         try:
-            self._open(choose)
+            self._open(choose, mounted)
         except BaseException:
             os.close(self._lock_fd)
             raise
 
-    def _open(self, choose: Chooser | None) -> None:
+    def _open(self, choose: Chooser | None, mounted: Collection[Digest]) -> None:
         self._index = Index(self._paths.index)
         self._sync = BackgroundSync(self._paths, self._index)
         try:
@@ -333,7 +375,7 @@ class BlobStore:
             self.tags = TagRecords(self._index, self._lock)
             self.pins = Pins(self._index, self._lock)
             self.opened = OpenedRecords(self._index, self._lock, self._blobs, self._documents)
-            self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
+            self._documents.sweep(self._named_documents(mounted), idle_s=DOCUMENT_IDLE_S)
             self.objects = Objects(self._paths, self._index, self._blob_context.boot)
             self.trees = Trees(self._tree_context(), self.objects)
             self._stock = Stock(
@@ -477,9 +519,10 @@ class BlobStore:
         """The bytes of a manifest, config or piece list; 0 when it is not here."""
         return self._documents.size(digest)
 
-    def _named_documents(self) -> set[Digest]:
+    def _named_documents(self, mounted: Collection[Digest]) -> set[Digest]:
         wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests() | self.images.digests()
         named = [(record.reference, record.manifest_digest) for record in self.packages.list()]
+        wanted |= {*mounted, *map(self.opened.manifest, mounted)}
         for reference, digest in [*named, *((record.reference, record.digest) for record in self.tags.list())]:
             for manifest in {digest, self.opened.manifest(digest)}:
                 wanted.add(manifest)
@@ -509,11 +552,11 @@ class BlobStore:
         with self._lock:
             return self._stock.candidates()
 
-    def make_room(self, needed: int, files: int = 0) -> list[Digest]:
+    def make_room(self, needed: int, files: int = 0, after: DiskFull | None = None) -> list[Digest]:
         """Evict what must go for `needed` more bytes and so many new files to fit; returns what
-        went. Raises DiskFull when that is impossible."""
+        went. `after`: how making them failed just now. Raises DiskFull when that is impossible."""
         with self._lock:
-            return self._room.make(needed, files)
+            return self._room.make(needed, files, after)
 
     def collect(self) -> int:
         """Remove garbage, beside pulls and mounts; returns the bytes that went."""

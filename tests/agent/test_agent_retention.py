@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from waits import until
@@ -93,6 +95,33 @@ async def test_a_package_goes_when_its_time_is_over_and_not_while_it_is_used(rig
     await until(lambda: not rig.here(going))
     assert rig.here(staying)
     await until(lambda: rig.agent.policies.packages == {}, "forgetting what is gone")
+
+
+async def test_a_clock_that_was_set_back_keeps_a_package_for_its_time_and_no_longer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From when that is noticed, since it may be right again soon."""
+    digest, policy = await rig.publish(), PackagePolicy("x:*", cache="ttl", ttl_s=50.0)
+    await rig.say(digest, policy)
+    await rig.pull(digest)
+    agent, blob, begin = rig.agent, rig.agent.store.get(digest), time.time()
+    assert blob is not None
+    now, count, right = begin, 500.0, begin + 1e6
+    (reference,) = agent.policies.packages
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now, monotonic=lambda: count))
+
+    def is_due(at: float, counted: float) -> bool:
+        nonlocal now, count
+        now, count = at, counted
+        return reference in eviction.due(agent.retention._stored(agent.policies.packages), now=now)
+
+    blob.last_used = right
+    assert not is_due(begin + 100, 500.0) and not is_due(begin + 149, 549.0)
+    assert is_due(begin + 151, 551.0)
+    assert not is_due(right + 1, 560.0), "the clock is right again"
+    assert not is_due(begin + 100, 600.0) and is_due(begin + 151, 651.0)
+    blob.last_used = begin + 151
+    assert not is_due(begin + 200, 700.0) and is_due(begin + 202, 702.0)
 
 
 async def test_pins_follow_the_policy(rig: Rig) -> None:

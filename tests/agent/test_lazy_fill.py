@@ -10,6 +10,7 @@ import os
 import random
 import resource
 import socket
+import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +38,8 @@ from p2pdist.model.tree import File, content_hash
 from p2pdist.mount.lazy import fill_method
 from p2pdist.mount.lazy.fuse import IMAGE
 from p2pdist.mount.lazy.view import ARRANGED, is_filled
-from p2pdist.mount.records import changing
+from p2pdist.mount.records import CHANGE_S_MAX, changing
+from p2pdist.mount.supervisor.process import LOG
 from p2pdist.mount.supervisor.protocol import ANSWER, DEVICE, GREETING, NOTICE, ORDER, READ, SOCKET, WHOLE
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
@@ -450,7 +452,7 @@ async def test_a_view_that_is_being_unmounted_gets_no_other_supervisor(
     """Removing what programs wrote to it may take long, after the supervisor has ended."""
     monkeypatch.setattr(views, "TRY_S", 0.01)
     started: list[Path] = []
-    monkeypatch.setattr(views, "supervise", lambda directory, limit_s, held: started.append(directory))
+    monkeypatch.setattr(views, "supervise", lambda directory, *_, **options: started.append(directory))
     connects, connect = [0], views.protocol.connect
 
     def counted(directory: Path) -> Any:
@@ -472,6 +474,29 @@ async def test_a_view_that_is_being_unmounted_gets_no_other_supervisor(
         await asyncio.sleep(0.01)
     assert started == [] and not directory.exists() and "supervis" not in caplog.text
     await view.close()
+
+
+async def test_a_supervisor_that_does_not_begin_keeps_no_unmount_from_its_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unmount waits for the view as long as anything may change it."""
+    assert views.REVIVED_S < CHANGE_S_MAX
+    monkeypatch.setattr(views, "REVIVED_S", 0.5)
+    slow, directory = tmp_path / "slow", tmp_path / "view"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    directory.mkdir()
+    monkeypatch.setattr(sys, "executable", str(slow))
+    reviving = asyncio.create_task(asyncio.to_thread(views._revive, directory, OSError("it is gone"), 5.0, ()))
+    while not (directory / LOG).exists():
+        await asyncio.sleep(0.01)
+
+    def change() -> None:
+        with changing(directory):
+            pass
+
+    await asyncio.to_thread(change)
+    await reviving
 
 
 async def test_a_view_out_of_sight_counts_until_nothing_serves_it(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -21,14 +23,18 @@ import pytest
 from waits import until, wait_until
 
 from p2pdist.agent import mounts as agent_mounts
+from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
-from p2pdist.model.manifest import Config
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, TooLarge, UsageError
+from p2pdist.model.manifest import Config, parse_reference
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.mount import kernel
+from p2pdist.mount import views as mount_views
 from p2pdist.mount.layers import SquashfsLayer
+from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.layers import PackOptions, pack_layers, plain_layer
 
 DIGEST = Digest("sha256:" + "ab" * 32)
 CONFIG = Config(("python", "-m", "train"), ("A=1",), "/app")
@@ -152,6 +158,30 @@ def readable(path: Path, uid: int) -> bool:
 
 def writable(path: Path, uid: int) -> bool:
     return as_user(uid, "os.mkdir(sys.argv[1] + '/x')", path)
+
+
+@pytest.mark.root
+async def test_one_user_leaves_views_to_others(
+    tmp_path: Path, images: list[Path], claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_mounts, "MOUNTS_OF_USER_MAX", 2)
+    mounts = Mounts(tmp_path / "mounts")
+    layers = [SquashfsLayer(image) for image in images]
+
+    async def mounted(uid: int) -> str:
+        request, caller = MountRequest("app:v1", ""), Caller(uid, uid)
+        return (await mounts.mount("app:v1", DIGEST, layers, CONFIG, request, claims.hold, caller)).path
+
+    try:
+        for uid in (12345, 12345, 0, 0, 0):
+            await mounted(uid)
+        with pytest.raises(TooLarge, match="user 12345"):
+            await mounted(12345)
+        await mounted(12346)
+        assert claims.count == 6
+    finally:
+        for status in mounts.list():
+            await mounts.unmount(status.path)
 
 
 async def test_a_failure_holds_nothing(tmp_path: Path, images: list[Path], claims: Claims) -> None:
@@ -414,3 +444,116 @@ async def test_views_without_a_path_wait_for_no_path_of_others(
         finally:
             answers.set()
     assert claims.count == 0
+
+
+async def packed(origin: LocalLayout, source: Path, content: bytes) -> None:
+    """The tree `app:v1` with two files, one of them with this content."""
+    source.mkdir(exist_ok=True)
+    (source / "version").write_bytes(content)
+    (source / "same").write_bytes(b"same" * 1000)
+    await pack_layers([plain_layer(source, "tree", ())], parse_reference("app:v1"), origin, PackOptions())
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 of its own."""
+    image, root = tmp_path / "disk.image", tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    root.mkdir()
+    subprocess.run(["mount", "-o", "loop", image, root], check=True)
+    yield root
+    subprocess.run(["umount", "-l", root], check=True)
+
+
+class Lazy:
+    """Stands in the place of LazyViews, and notes which views are said to be gone."""
+
+    def __init__(self) -> None:
+        self.gone: list[str] = []
+
+    def status(self, path: str) -> None:
+        return None
+
+    cover_at = status
+
+    async def unmounted(self, path: str, *, in_use: bool) -> None:
+        assert not in_use
+        self.gone.append(path)
+
+
+@pytest.mark.root
+async def test_a_directory_on_a_disk_that_hangs_holds_up_no_agent(
+    tmp_path: Path, images: list[Path], claims: Claims, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of NFS without its server, when the machine has started anew. Once the disk answers what
+    was left there goes, and is listed no more."""
+    monkeypatch.setattr(mount_views, "HANGS_S", 0.5)
+    mounts = Mounts(tmp_path / "mounts")
+    for path in (disk / "a", disk / "b", tmp_path / "c"):
+        await shown(mounts, images, claims, path)
+        kernel.unmount(path)
+    await mounts.close()
+    subprocess.run(["fsfreeze", "-f", disk], check=True)
+    lazy, hanging = Lazy(), [str(disk / "a"), str(disk / "b")]
+    try:
+        later = Mounts(tmp_path / "mounts")
+        later.lazy = lazy  # type: ignore[assignment]
+        assert {*hanging} <= {status.path for status in later.list()}
+        notes = {str(leftover.path): leftover.note for leftover in later.leftovers}
+        assert all(notes[path] == "its file system does not answer" for path in hanging)
+        (other,) = [leftover for leftover in later.leftovers if str(leftover.path) not in hanging]
+        # A busy machine may take longer than a disk is given that comes after one that hangs.
+        assert (other.later.result(60) if other.later is not None else other).removed
+    finally:
+        subprocess.run(["fsfreeze", "-u", disk], check=True)
+    later.start()
+    await until(lambda: not later.list())
+    assert {*hanging} <= {*lazy.gone}
+    assert not list((tmp_path / "mounts" / "records").iterdir()) and not (disk / "a").exists()
+    await later.close()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_what_a_view_shows_stays_where_its_tag_has_moved_and_agents_change(
+    tmp_path: Path, origin: LocalLayout, damaged: bool
+) -> None:
+    """The tag names another version for more than a day when the next agent takes the view over,
+    also where an object of it was damaged and is not here again: then the other ones stay."""
+
+    def agent() -> Agent:
+        return Agent(AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0))
+
+    await packed(origin, tmp_path / "source", b"first" * 1000)
+    first = agent()
+    await first.start()
+    view = await first.package_mounts.mount(MountRequest("app:v1", str(tmp_path / "view")))
+    (root,) = [tree.root for tree in first.store.trees.list()]
+    contents = first.store.trees.records.contents(root)
+    await packed(origin, tmp_path / "source", b"second" * 1000)
+    assert (await first.pulls.package("app:v1")).digest != view.digest
+    if damaged:
+        same = [one for one in contents if first.store.objects.path(one).read_bytes().startswith(b"same")]
+        await asyncio.to_thread(first.store.trees.drop_objects, set(same))
+    await first.stop()
+    with sqlite3.connect(tmp_path / "store" / "index.sqlite") as database:
+        database.execute("UPDATE smalls SET stored=0")
+    database.close()
+    second = agent()
+    try:
+        await second.start()
+        with pytest.raises(Conflict, match="in use"):  # as eviction, or rm of the other version, would do
+            await asyncio.to_thread(second.store.trees.remove, root)
+        await asyncio.to_thread(second.store.collect)
+        Path("/proc/sys/vm/drop_caches").write_text("2")
+        assert (tmp_path / "view" / "version").read_bytes() == b"first" * 1000
+        await second.pulls.package(f"app@{view.digest}")
+        assert second.store.trees.complete(root), "what is damaged comes again below the view"
+        await second.mounts.unmount(view.path)
+        await asyncio.to_thread(second.store.trees.remove, root)
+    finally:
+        with contextlib.suppress(NotFound):
+            await second.mounts.unmount(view.path, force=True)
+        await second.stop()

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from test_alone import TAG, ended, pack_tree, pulled
 from test_many_blobs import push
+from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
+from p2pdist.agent.pull import pulls
 from p2pdist.agent.upkeep.scrub import NOTE, StoreScrub
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import PullRequest
@@ -105,6 +107,27 @@ async def test_a_turned_bit_is_found_and_fetched_again(agent: Agent, origin: Loc
     assert await agent.verification.repair([layer]) == ([str(TAG)], [])
     assert agent.store.get(layer).path.read_bytes() == before  # type: ignore[union-attr]
     assert scrub.status().damaged == {"blob": 1} and scrub.status().ended > 0
+
+
+async def test_damage_that_cannot_be_fetched_again_at_once_does_not_end_the_scrub(
+    agent: Agent, origin: LocalLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the agent has as many pulls as it may have."""
+    await push(origin, TAG, [os.urandom(5 * PIECE)])
+    package = (await pulled(agent, package=str(TAG))).package
+    assert package is not None
+    turn_at_rest(agent.store.get(package.manifest.layers[0].digest).path)  # type: ignore[union-attr]
+    forget(agent.store)
+    monkeypatch.setattr(pulls, "PULLS_MAX", 0)
+    scrub = scrub_of(agent, Clock())
+    running = asyncio.create_task(scrub.run())
+    try:
+        await until(lambda: scrub.wrong == 1)
+        began = scrub.round.began
+        await until(lambda: scrub.round.began > began)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_an_object_is_found_and_its_package_fetched_again(

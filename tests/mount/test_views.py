@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from shown_trees import Store
 
-from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, UsageError
 from p2pdist.mount import kernel
 from p2pdist.mount.layers import TreeLayer
 from p2pdist.mount.records import Process, records
@@ -343,6 +344,102 @@ def test_on_a_tmpfs_a_view_can_be_written_to(layer: Layer, tmp_path: Path) -> No
         assert done.method == "overlay"
         (done.path / "a").write_text("2")
         unmount_view(done.path, work=memory / "records")
+    finally:
+        kernel.unmount(memory)
+
+
+@pytest.mark.parametrize("forgotten", ["by umount", "by the next agent"])
+def test_what_has_the_place_of_plain_files_since_is_not_removed(
+    layer: Layer, tmp_path: Path, work: Path, forgotten: str
+) -> None:
+    """Somebody removed them by hand and made another directory there: the file system gives it the
+    number of the old one."""
+    image, disk = tmp_path / "disk.image", tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    disk.mkdir()
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    owner = Process(2**22 + 1, 1) if forgotten == "by the next agent" else None  # which has ended
+    target = disk / "view"
+    try:
+        mount_view([layer("base", {"a": "base"})], target, work=work, method="unpack", owner=owner)
+        number = target.lstat().st_ino
+        shutil.rmtree(target)
+        target.mkdir()
+        for spare in range(1000):
+            if target.lstat().st_ino == number:
+                break
+            target.rename(disk / f"spare{spare}")
+            target.mkdir()
+        assert target.lstat().st_ino == number
+        (target / "mine").write_text("mine")
+        if owner is None:
+            unmount_view(target, work=work)
+        else:
+            assert clean_leftovers(work)[0].removed
+        assert content(target) == {"mine": "mine"} and not list(work.iterdir())
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize("born", ["0", "", "\0" * 19, "now unknown"])
+def test_plain_files_are_known_where_the_time_of_their_birth_is_not(
+    layer: Layer, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch, born: str
+) -> None:
+    """A file system says it since the kernel is a newer one, as NFS, or no longer; or the machine
+    was lost while it was written."""
+    done = mount_view([layer("base", {"a": "base"})], tmp_path / "view", work=work, method="unpack")
+    (record,) = records(work)
+    if born == "now unknown":
+        monkeypatch.setattr(kernel, "born_ns", lambda path: 0)
+    else:
+        assert int((record.directory(work) / "born").read_text()) > 0
+        (record.directory(work) / "born").write_text(born)
+    assert not clean_leftovers(work)[0].removed and content(done.path) == {"a": "base"}
+    unmount_view(done.path, work=work)
+    assert not done.path.exists() and not list(work.iterdir())
+
+
+@pytest.mark.parametrize("short_of", ["space", "inodes", "writing"])
+def test_a_view_for_which_the_disk_has_no_room_says_so(layer: Layer, tmp_path: Path, short_of: str) -> None:
+    """Where its record cannot be written another directory helps nothing; nothing is left of it,
+    and it can be shown once there is room."""
+    memory, target, image = tmp_path / "memory", tmp_path / "view", layer("base", {"a": "1"})
+    memory.mkdir()
+    kernel.mount("memory", memory, "tmpfs", 0, "size=256k,nr_inodes=100")
+    work, filler = memory / "records", memory / "filler"
+    work.mkdir()
+    try:
+        if short_of == "space":
+            with filler.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, os.statvfs(memory).f_bavail * 4096)
+        elif short_of == "inodes":
+            for number in range(os.statvfs(memory).f_favail):
+                filler.with_name(f"filler{number}").touch()
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", memory], check=True)
+        with pytest.raises(P2PDistError) as refused:
+            mount_view([image], target, work=work)
+        error = refused.value
+        assert isinstance(error, DiskFull) == (short_of != "writing"), error
+        assert error.details.get("short_of", "space") == short_of or "mount it writable" in error.remedy
+        assert not list(work.iterdir()) and not target.exists()
+    finally:
+        kernel.unmount(memory, lazily=True)
+
+
+@pytest.mark.parametrize("method", ["overlay", "unpack"])
+def test_a_directory_on_a_disk_that_is_read_only_is_to_be_another_one(
+    layer: Layer, tmp_path: Path, work: Path, method: str
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    kernel.mount("memory", memory, "tmpfs", kernel.MS_RDONLY)
+    try:
+        with pytest.raises(P2PDistError, match="ead-only") as refused:
+            mount_view([layer("base", {"a": "1"})], memory / "view", work=work, method=method)
+        assert "Name another directory" in refused.value.remedy
     finally:
         kernel.unmount(memory)
 

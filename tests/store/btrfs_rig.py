@@ -63,14 +63,16 @@ def mount_again(btrfs: Path) -> None:
 
 
 def lose(btrfs: Path, data: bytes) -> None:
-    """Have the disk turn bytes that lie on it in one piece: the file system cannot read the block
-    that they are in any more. No file of it may be open."""
+    """Have the disk turn bytes, not all zeros, that lie on it in one piece: the file system cannot
+    read the block that they are in any more. No file of it may be open."""
     image = btrfs.parent / "image"
     subprocess.run(["umount", str(btrfs)], check=True, capture_output=True)
     with image.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         at = mapped.find(data)
         assert at >= 0
-        mapped[at : at + len(data)] = bytes(len(data))
+        while at >= 0:  # also where an earlier copy is left
+            mapped[at : at + len(data)] = bytes(len(data))
+            at = mapped.find(data)
     subprocess.run(["mount", "-o", "loop", str(image), str(btrfs)], check=True, capture_output=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -257,6 +258,23 @@ def test_a_store_is_not_called_right_while_something_is_in_doubt(tmp_path: Path,
     store.close()
     store = open_store(tmp_path)
     assert store.integrity.look([packed.root]) == [content.hex()]
+
+
+def test_what_changed_while_the_clock_was_set_back_is_found(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was last known to be right at a time that has not come yet."""
+    found = sample(3, 5 * 65536)
+    store = open_store(tmp_path)
+    fill(store.begin(found.digest, found.pieces), found)
+    store.integrity.look_at_all()
+    with monkeypatch.context() as ahead:
+        later = time.time() + 3600
+        ahead.setattr("time.time", lambda: later)
+        store.close()
+    turn(tmp_path / "blobs/sha256" / found.digest.removeprefix("sha256:"))
+    store = open_store(tmp_path)
+    assert store.integrity.look([found.digest]) == [found.digest]
 
 
 def test_what_did_not_change_is_not_read(

@@ -388,6 +388,25 @@ def test_a_partial_blob_whose_content_was_removed_is_begun_anew(
     assert complete_file(store.root, found.digest).read_bytes() == found.data
 
 
+def test_a_blob_that_two_pulls_begin_at_once_is_not_taken_for_one_without_files(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One looks whether its content is where it belongs, while the other one closes it."""
+    found, fstat = sample(1, PIECE), os.fstat
+    blob = store.begin(found.digest, found.pieces)
+
+    def closed_meanwhile(fd: int) -> os.stat_result:
+        with blob.held():
+            pass
+        assert blob.files.fd < 0
+        return fstat(fd)
+
+    monkeypatch.setattr(os, "fstat", closed_meanwhile)
+    assert store.begin(found.digest, found.pieces) is blob
+    monkeypatch.undo()
+    fill(blob, found)
+
+
 @pytest.mark.parametrize("reopened", [False, True])
 def test_a_bitmap_that_was_removed_is_written_anew(tmp_path: Path, open_store: Any, reopened: bool) -> None:
     store, found = open_store(tmp_path / "store"), sample(7, 4 * PIECE)

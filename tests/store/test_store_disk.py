@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from store_rig import KIB, PIECE, files, fill, on_disk, sample
@@ -16,6 +17,8 @@ from store_tree_rig import Publisher, bring, check, noise, pull
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.tree import content_hash
+from p2pdist.store import disk
+from p2pdist.store import store as store_module
 from p2pdist.store.disk import free_bytes, usable_bytes, usable_files
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.extraction import Bundle
@@ -253,6 +256,120 @@ def test_a_disk_that_others_filled_lets_trees_go(mount: Mount, kind: str, reopen
         store = BlobStore(root / "store", choose=choose)
         assert (root / "store/reserve").stat().st_size == size
         assert (root / "store/reserve").stat().st_blocks * 512 >= size >= 1 << 20
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def limited(mount: Mount) -> Path:
+    """A directory in which its quota allows 32 MiB, of a disk that has more."""
+    root = mount("btrfs", 256 << 20)
+    for words in (
+        ["subvolume", "create", root / "limited"],
+        ["quota", "enable", root],
+        ["qgroup", "limit", "32M", root / "limited"],
+    ):
+        subprocess.run(["btrfs", *words], check=True, capture_output=True)
+    return root / "limited"
+
+
+def test_a_quota_that_is_used_up_lets_trees_go(limited: Path) -> None:
+    """The disk has room, and this store gets none of it."""
+    store = BlobStore(limited / "store", choose=choose)
+    try:
+        tree = Publisher().pack({f"{n}".encode(): noise(n, 3000) for n in range(50)})
+        pull(store, tree)
+        _fill_up(limited / "filler")
+        assert free_bytes(limited) > 64 << 20
+        with pytest.raises(DiskFull, match="quota"):
+            for number in range(1000):
+                store.put_document(b"%d" % number * 4000)
+        store.trees.remove(tree.root)
+        assert not on_disk(store.root) and not (store.root / "reserve").exists()
+    finally:
+        store.close()
+
+
+def test_room_is_made_within_a_quota(limited: Path) -> None:
+    """Blobs and trees go for what the quota allows no more, the least recently used first; nothing
+    goes for what could not come in any case."""
+    store = BlobStore(limited / "store", choose=choose)
+    found = [sample(seed, 64 * PIECE) for seed in range(12)]
+    try:
+        for item in found:
+            fill(store.begin(item.digest, item.pieces), item)
+        present = [store.get(item.digest) is not None for item in found]
+        assert present == sorted(present) and 3 <= sum(present) < 8, present
+        tree = Publisher().pack({f"{n}".encode(): noise(n, 1 << 20) for n in range(10)})
+        pull(store, tree)
+        check(store, tree)
+        before, large = {blob.digest for blob in store.blobs()}, sample(99, 600 * PIECE)
+        with pytest.raises(DiskFull, match="quota"):
+            store.begin(large.digest, large.pieces)
+        assert {blob.digest for blob in store.blobs()} == before
+    finally:
+        store.close()
+
+
+def test_what_makes_room_within_a_quota_flushes_the_disk_a_few_times(
+    limited: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not for each of many small blobs; others write to the disk as well. What is free counts
+    beside what goes."""
+    store = BlobStore(limited / "store", choose=choose)
+    flushed: list[Path] = []
+
+    def flush(path: Path) -> None:
+        flushed.append(path)
+        disk.sync_filesystem(path)
+
+    try:
+        for seed in range(200):
+            fill(store.begin((small := sample(seed, PIECE)).digest, small.pieces), small)
+        large = sample(999, 400 * PIECE)
+        monkeypatch.setattr(store_module, "sync_filesystem", flush)
+        store.begin(large.digest, large.pieces)
+        evicted = 200 - sum(blob.complete for blob in store.blobs())
+        assert evicted > 2 * store_module.QUOTA_STEPS >= len(flushed) > 0, (evicted, len(flushed))
+    finally:
+        store.close()
+
+
+def test_the_quota_is_not_tried_for_each_of_many_things_that_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But after a while, and where something could not be written meanwhile."""
+    now, reserve = [5.0], disk.Reserve(tmp_path)
+    tried: list[int] = []
+
+    def refusal(directory: Path, size: int) -> int:
+        tried.append(size)
+        return 0
+
+    monkeypatch.setattr(disk, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(disk, "refusal", refusal)
+    (tmp_path / "reserve").touch()
+    for _ in range(1000):
+        reserve.use()
+    assert len(tried) == 1
+    now[0] += disk.TRIED_AGAIN_S
+    reserve.use()
+    assert len(tried) == 2
+    assert reserve.doubt() == 0
+    reserve.use()
+    assert len(tried) == 4
+
+
+def test_a_disk_that_others_filled_lets_damage_go(mount: Mount) -> None:
+    """Of a tree that is called complete the index says first that it is not."""
+    root = mount("ext4", 128 << 20)
+    store = BlobStore(root / "store", choose=choose)
+    try:
+        tree = Publisher().pack({f"{n}".encode(): noise(n, 3000) for n in range(50)})
+        pull(store, tree)
+        _fill_up(root / "filler")
+        store.trees.drop_objects(set(list(store.objects.contents())[:3]))
+        assert not store.trees.complete(tree.root) and len(store.objects) == 47
     finally:
         store.close()
 

@@ -56,7 +56,7 @@ from p2pdist.mount.lazy.fill_method import FUSE, METHODS, FillMethod, supervise
 from p2pdist.mount.lazy.plain import cover, identity, write_plain
 from p2pdist.mount.lazy.trial import Choice, choose
 from p2pdist.mount.lazy.view import LazyPackage, arrangement_of, cells_of, device_bytes, is_filled, mark_filled
-from p2pdist.mount.records import changing
+from p2pdist.mount.records import CHANGE_S_MAX, changing
 from p2pdist.mount.sight import Identity
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, READ, WHOLE, Notice
@@ -76,6 +76,9 @@ SUPERVISOR_GRACE_S = 5.0
 TRIES = 8
 TRY_S = 0.25
 """A supervisor that does not answer so often in a row is gone: its guard takes less time."""
+
+REVIVED_S = 0.8 * CHANGE_S_MAX
+"""Another supervisor has so long to begin: an unmount of the view waits for it."""
 
 TRIED_AGAIN_S = 60.0
 """Where no way to fill works, the ways are tried again after so long."""
@@ -619,7 +622,7 @@ def _revive(directory: Path, error: OSError, limit_s: float, held: tuple[int, ..
             return
         logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
         try:
-            supervise(directory, limit_s, held)
+            supervise(directory, limit_s, held, ready_s=REVIVED_S)
         except (P2PDistError, OSError) as failure:
             logger.error("no other supervisor can be started: %s", failure)
 

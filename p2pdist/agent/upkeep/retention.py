@@ -81,9 +81,12 @@ class Retention:
     def __init__(self, store: BlobStore, policies: Policies, maintenance: Maintenance, order: EvictionOrder) -> None:
         self._store, self._policies, self._maintenance, self._order = store, policies, maintenance, order
         self._retry_at: dict[str, float] = {}
-        """When to try again to remove a package, in seconds since the epoch, by reference."""
+        """When to try again to remove a package, by the monotonic clock, by reference."""
         self._manifests: dict[Digest, tuple[Digest, ...]] = {}
         """The blobs of each manifest that a package in the store has."""
+        self._ahead: dict[str, float] = {}
+        """Since when packages are known that were used later than now, before the clock was set
+        back, by the monotonic clock, by reference."""
 
     async def run(self) -> None:
         """Remove packages whose time is up, until cancelled."""
@@ -103,9 +106,8 @@ class Retention:
             return
         stored = await asyncio.to_thread(self._stored, policies)
         self._order.first = goes_first(stored)
-        now = time.time()
-        for reference in due(stored, now=now):
-            if self._retry_at.get(reference, 0.0) <= now:
+        for reference in due(stored, now=time.time()):
+            if self._retry_at.get(reference, 0.0) <= time.monotonic():
                 await self._remove(reference)
 
     async def _remove(self, reference: str) -> None:
@@ -115,7 +117,7 @@ class Retention:
             else:  # a blob that was pulled alone leaves no package
                 freed = await asyncio.to_thread(self._remove_alone, self._policies.blobs(reference))
         except (Conflict, NotFound) as error:  # or another request removes it at this moment
-            self._retry_at[reference] = time.time() + RETRY_S
+            self._retry_at[reference] = time.monotonic() + RETRY_S
             logger.debug("%s stays for now: %s", reference, error)
             return
         self._retry_at.pop(reference, None)
@@ -161,5 +163,19 @@ class Retention:
                 busy = busy or bool(self._store.pins.owners(digest))
                 used += [content.last_used for content in (blob, tree) if content is not None]
             if used:
-                stored.append(StoredPackage(reference, policy, blobs, None if busy else max(used)))
+                last_used = self._last_used(reference, used)
+                stored.append(StoredPackage(reference, policy, blobs, None if busy else last_used))
+        self._ahead = {reference: since for reference, since in self._ahead.items() if reference in policies}
         return stored
+
+    def _last_used(self, reference: str, used: Sequence[float]) -> float:
+        """The last one of the times at which parts of a package were used. One that is yet to come
+        counts as that at which it was noticed: the clock may be wrong for a while, as at the start
+        of a machine, and nothing that was just used may go for it."""
+        now, count = time.time(), time.monotonic()
+        past = [at for at in used if at <= now]
+        if len(past) == len(used):
+            self._ahead.pop(reference, None)
+        else:
+            past.append(now - (count - self._ahead.setdefault(reference, count)))
+        return max(past)

@@ -127,7 +127,11 @@ class StoreScrub:
             thread.shutdown(wait=False)
 
     async def _repair(self, wrong: Sequence[str]) -> None:
-        repaired, failed = await self._verification.repair(wrong)
+        try:
+            repaired, failed = await self._verification.repair(wrong)
+        except P2PDistError as error:  # such as too many pulls: the next use fetches it
+            logger.error("%d things are damaged, and not fetched again: %s", len(wrong), error)
+            return
         for name in repaired:
             logger.info("%s was damaged and is whole again", name)
         for reason in failed:

@@ -86,10 +86,18 @@ def method_of(directory: Path) -> FillMethod:
     raise Unavailable(f"it is filled by the method {name[:20]!r} of another version", remedy="Mount the package again")
 
 
-def supervise(directory: Path, limit_s: float, held: Sequence[int] = (), method: FillMethod | None = None) -> None:
+def supervise(
+    directory: Path,
+    limit_s: float,
+    held: Sequence[int] = (),
+    method: FillMethod | None = None,
+    *,
+    ready_s: float | None = None,
+) -> None:
     """Start what keeps readers waiting, in one `method` for a new view, in its own for another,
-    whose processes were killed; `held` are the descriptors that these gave. Raises Unavailable,
-    OSError."""
+    whose processes were killed; `held` are the descriptors that these gave. It has `ready_s` to
+    begin, READY_S unless that is given. Raises Unavailable, OSError."""
+    ready_s = READY_S if ready_s is None else ready_s
     if method is FUSE:
         (directory / POINT).mkdir()
         (directory / METHOD_FILE).write_text(method.name)
@@ -104,11 +112,11 @@ def supervise(directory: Path, limit_s: float, held: Sequence[int] = (), method:
                 stderr=log,
                 pass_fds=held,
                 start_new_session=True,
-                timeout=READY_S,
+                timeout=ready_s,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            reason = f"the supervisor has not begun within {READY_S:g} s"
+            reason = f"the supervisor has not begun within {ready_s:g} s"
             raise Unavailable(f"this host has no lazy views: {reason}", remedy=REMEDY) from error
     if ended.returncode:
         lines = (directory / LOG).read_text(errors="replace").strip().splitlines()

@@ -88,7 +88,7 @@ def mount_lazy(
             take_down(record, work, lazily=True)
             raise
     except OSError as error:
-        raise failed(target, error) from error
+        raise failed(target, error, work) from error
     count = f"{len(package.layers)} layers" if len(package.layers) > 1 else "1 layer"
     state = "writable" if writable else "read-only"
     return MountedView(target, LAZY, f"lazy: {method.name}, {count}, {state}; contents come when they are read")

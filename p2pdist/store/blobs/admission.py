@@ -40,9 +40,10 @@ logger = logging.getLogger(__name__)
 
 class Admission:
     """Thread-safe; methods raise P2PDistError when the disk fails. `lock` is the store's and guards
-    `blobs`, the store's own mapping. `room` makes room for so many bytes and files or raises
-    DiskFull, and returns what it evicted; `discard` removes a blob or raises Conflict when it is in
-    use; both are called under the lock. `begun` is called after a blob was made."""
+    `blobs`, the store's own mapping. `room` makes room for so many bytes and files, after the
+    failure of an attempt to make these if there was one, or raises DiskFull, and returns what it
+    evicted; `discard` removes a blob or raises Conflict when it is in use; both are called under
+    the lock. `begun` is called after a blob was made."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Admission:
         blobs: dict[Digest, Blob],
         documents: Documents,
         *,
-        room: Callable[[int, int], Collection[Digest]],
+        room: Callable[[int, int, DiskFull | None], Collection[Digest]],
         discard: Callable[[Blob], None],
         begun: Callable[[], None],
     ) -> None:
@@ -135,14 +136,16 @@ class Admission:
         return blob.whole
 
     def _create(self, digest: Digest, layout: PieceLayout, pieces: PieceList | None) -> Blob:
+        tried = False
         while True:
-            self._room(layout.size + encoded_size(layout), FILES_A_BLOB)
+            self._room(layout.size + encoded_size(layout), FILES_A_BLOB, None)
             try:
                 return self._reserve(digest, layout, pieces)
-            except DiskFull:
+            except DiskFull as full:
                 # A disk may give less than it said, or something else was faster: ask it again.
-                if not self._room(layout.size, FILES_A_BLOB):
+                if not self._room(layout.size, FILES_A_BLOB, full) and tried:
                     raise
+            tried = True  # garbage may have gone
 
     def _reserve(self, digest: Digest, layout: PieceLayout, pieces: PieceList | None) -> Blob:
         now = time.time()

@@ -185,8 +185,14 @@ class BlobFiles:
                 os.lstat(paths.hashes(self._digest))
         except FileNotFoundError:
             return False
-        if self.fd >= 0 and not os.path.samestat(content, os.fstat(self.fd)):
-            return False
+        with self.lock:  # the last one that holds the blob closes the file, from any thread
+            opened = os.dup(self.fd) if self.fd >= 0 else -1
+        if opened >= 0:
+            try:
+                if not os.path.samestat(content, os.fstat(opened)):
+                    return False
+            finally:
+                os.close(opened)
         if self.marked and not paths.bitmap(self._digest).exists():
             self.close_bitmap()
             self.rewrite_bitmap(have)

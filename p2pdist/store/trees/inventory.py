@@ -53,8 +53,9 @@ class TreeContext:
     get: Callable[[Digest], Blob | None]
     owners: Callable[[Digest], set[str]]
     """The owners of the pins of a digest."""
-    make_room: Callable[[int, int], Collection[Digest]]
-    """Makes room for so many bytes and files; raises DiskFull."""
+    make_room: Callable[[int, int, DiskFull | None], Collection[Digest]]
+    """Makes room for so many bytes and files, after a failure to make these if there was one;
+    raises DiskFull."""
     sync_objects: Callable[[], None]
     """Brings objects to the disk in the background."""
 
@@ -126,7 +127,9 @@ class Trees:
         self.reader = TreeReader(context.get)
         self.images = Images(context.paths.images, context.paths.image)
         """The metadata images; an image is removed with its tree."""
-        self.variants = Variants(context.paths.variants, objects.boot, lambda needed: context.make_room(needed, 0))
+        self.variants = Variants(
+            context.paths.variants, objects.boot, lambda needed: context.make_room(needed, 0, None)
+        )
         self.holds = TreeHolds()
         self._garbage = True
         """Whether there may be something for collect() to remove."""
@@ -214,7 +217,7 @@ class Trees:
                 missing.sources = frozenset(content for content, _ in old)
                 image = 0 if self.images.size(root) or self.images.expected(root) else read.image_bytes_max
                 expected = self._objects.expected
-                self._context.make_room(expected.bytes_new(backed.room) + image, expected.files_new(backed.room))
+                self._context.make_room(expected.bytes_new(backed.room) + image, expected.files_new(backed.room), None)
                 expected.add(backed.room)
                 claims.callback(self._objects.expected.remove, absent)
                 self.images.expect(root, read.image_bytes_max)
@@ -284,11 +287,11 @@ class Trees:
 
     # -- keeping and removing
 
-    def hold(self, root: Digest) -> None:
+    def hold(self, root: Digest, *, in_part: bool = False) -> None:
         """Keep a tree from eviction and removal until release(); holds add up. Raises NotFound, and
-        Conflict when it is not complete. Waits for no disk."""
+        Conflict when it is not complete, unless it may be there `in_part`. Waits for no disk."""
         record = self.records.get(root)
-        if not self.holds.add(root, self.complete):
+        if not self.holds.add(root, (lambda _: True) if in_part else self.complete):
             raise Conflict(f"{root} is not complete", remedy="Pull it again")
         self.records.use(record.root)
 
@@ -298,9 +301,9 @@ class Trees:
         self.holds.remove(root)
 
     @contextmanager
-    def held(self, root: Digest) -> Iterator[None]:
+    def held(self, root: Digest, *, in_part: bool = False) -> Iterator[None]:
         """Hold a tree within a `with` block."""
-        self.hold(root)
+        self.hold(root, in_part=in_part)
         try:
             yield
         finally:
@@ -330,6 +333,7 @@ class Trees:
         """Remove objects that are not what their names say. Each tree is looked at once for all of
         them, which takes long where it has many contents."""
         with self._lock:
+            self._context.index.reserve.use()
             # First, since a tree that is called complete vouches for its contents.
             for root in self.records.with_any(contents):
                 self.records.set_incomplete(root)
@@ -414,9 +418,9 @@ def _extract(missing: Missing, objects: Objects, context: TreeContext) -> Extrac
     while True:
         try:
             return Extraction(missing, objects, context.get).run()
-        except DiskFull:
+        except DiskFull as full:
             evicted: Collection[Digest] = ()
             with suppress(DiskFull):  # the first one says more
-                evicted = context.make_room(sum(missing.contents.values()), 0)  # its files are expected
+                evicted = context.make_room(sum(missing.contents.values()), 0, full)  # its files are expected
             if not evicted:
                 raise
