@@ -333,7 +333,7 @@ def _undo(record: Record, work: Path, *, force: bool) -> None:
     if record.staging or not force:  # else it goes out of sight with what is mounted below it
         _require_nothing_below(record, work)
     if record.method != IMAGES and not force:
-        _require_unused(record, target)
+        _require_unused(record, target, work)
     try:
         take_down(record, work, lazily=force)
     except OSError as error:
@@ -380,7 +380,7 @@ def _require_nothing_below(record: Record, work: Path) -> None:
         )
 
 
-def _require_unused(record: Record, target: Path) -> None:
+def _require_unused(record: Record, target: Path, work: Path) -> None:
     """Raises Conflict for what the kernel would let go although it is in use: plain files, the
     cover of a lazy view, a view whose programs have nothing open, and one that another mount shows
     as well, which would lack what the store lets go."""
@@ -390,7 +390,7 @@ def _require_unused(record: Record, target: Path) -> None:
     if (of_run and (is_held(target) or run_from(target))) or (hidden and holders(target)):
         raise _in_use(target, holders(target, of_run=of_run))
     lost = record.staging or record.method == "erofs" or (record.method == LAZY and not covered)
-    if lost and is_whole(record):  # else what is there by now is none of ours
+    if lost and is_whole(record, work):  # else what is there by now is none of ours
         other = elsewhere(target)
         users = [*map(_binder, other.bound), *holders_of_copies(other.copied)]
         if users:

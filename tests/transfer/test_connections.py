@@ -194,10 +194,15 @@ async def test_a_response_under_way_is_not_broken() -> None:
             assert not slow[0][0].at_eof()
 
 
-async def test_half_handshakes_give_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", [True, False], ids=["own context", "ssl module"])
+async def test_half_handshakes_give_way(tmp_path: Path, own: bool) -> None:
     """With TLS a connection that shows no certificate is idle from its first moment."""
-    tls = Tls(Authority(tmp_path).issue())
-    async with serving(16, ServerContext(tls)) as (port, _), clients(port, SILENT, b"\x16\x03\x01") as silent:
+    files = Authority(tmp_path).issue()
+    tls = Tls(files)
+    context = ServerContext(tls) if own else ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if not own:
+        context.load_cert_chain(files.certificate, files.key)
+    async with serving(16, context) as (port, _), clients(port, SILENT, b"\x16\x03\x01") as silent:
         await ended(silent, SILENT - 8)
         connector = TCPConnector(ssl=tls.client)
         async with ClientSession(connector=connector) as session, session.get(f"https://127.0.0.1:{port}/") as answer:
