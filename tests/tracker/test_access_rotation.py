@@ -298,6 +298,36 @@ async def test_a_file_with_a_mistake_changes_nothing(site: AccessSite, caplog: p
     assert (await session.hear(Access)).public == ("team-b/*",)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+async def test_files_that_vanish_change_nothing_and_none_is_made_in_their_place(
+    site: AccessSite, whole: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while an editor writes the file anew, or where a volume is gone for a moment: the rules of
+    the template are for everything, and another authority would part the tracker from its
+    agents."""
+    agent, directory, aside = await site.join("h1"), site.path.parent, site.path.parent.with_name("aside")
+    session = await agent.session()
+    before = (await session.hear(Access)).authorities
+    if whole:
+        directory.rename(aside)
+        directory.mkdir()
+    else:
+        site.path.rename(aside)
+    async with asyncio.timeout(60):
+        while "access stays as it was" not in caplog.text:
+            await asyncio.sleep(0.05)
+    assert list(directory.glob("*.toml")) == []
+    await ask(agent.http, "GET", "/v1/resolve?reference=team-b/y:v1")
+    if whole:
+        directory.rmdir()
+        aside.rename(directory)
+    else:
+        aside.rename(site.path)
+    site.path.write_text(site.path.read_text().replace('public = ["public/*"]', 'public = ["team-b/*"]'))
+    told = await session.hear(Access)
+    assert told.public == ("team-b/*",) and told.authorities == before
+
+
 async def test_narrower_patterns_hold_for_sessions_that_are_open(site: AccessSite) -> None:
     agent = await site.join("h1")
     session = await agent.session()

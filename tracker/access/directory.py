@@ -172,10 +172,19 @@ class AccessDirectory:
         self._files = _Files(self.directory)
 
     def prepare(self, *, now: float) -> list[Path]:
-        """Make what is missing; returns the join tokens that were made."""
+        """Make what is missing, as a tracker starts; returns the join tokens that were made."""
         if self._missing():
             with self._files.locked():
                 return self._make(now)
+        return []
+
+    def add_tokens(self, *, now: float) -> list[Path]:
+        """Make the join tokens of tables that have none, and nothing else: where a tracker runs, an
+        access file or a key that is missing was there before, and is not to be replaced. Returns
+        those that were made."""
+        if any(self._lacks_token(name, rule) for name, rule in self.rules().joins.items()):
+            with self._files.locked():
+                return self._make_tokens(self.rules(), now)
         return []
 
     def load(self, *, now: float) -> AccessState:
@@ -184,10 +193,7 @@ class AccessDirectory:
         authorities = [self._authority(path, rules.fleet) for path in _trusted(self._named(_AUTHORITY), now)]
         signing = [SigningKey.load(self._files.read(path)) for path in _trusted(self._named(_SIGNING), now)]
         if not authorities or not signing:
-            raise UsageError(
-                f"{self.directory} lacks an authority or a signing key",
-                remedy="Start the tracker where it may make them",
-            )
+            raise self._lacks_keys()
         joins = {name: self._with_secret(name, rule) for name, rule in rules.joins.items()}
         revoked = rules.revoked | set(self.revoked())
         if len(revoked) > REVOKED_MAX:
@@ -325,6 +331,12 @@ class AccessDirectory:
 
     # -- making
 
+    def _lacks_keys(self) -> UsageError:
+        return UsageError(
+            f"{self.directory} lacks an authority or a signing key",
+            remedy="Start the tracker where it may make them, or bring back those that it had",
+        )
+
     def _missing(self) -> bool:
         if not self.path.exists() or not self._named(_AUTHORITY) or not self._named(_SIGNING):
             return True
@@ -341,8 +353,13 @@ class AccessDirectory:
             self._new_authority(rules.fleet, now)
         if not self._named(_SIGNING):
             self._new_signing_key(now)
-        newest = _trusted(self._named(_AUTHORITY), now)[0]
-        pin = self._authority(newest, rules.fleet).fingerprint
+        return self._make_tokens(rules, now)
+
+    def _make_tokens(self, rules: AccessRules, now: float) -> list[Path]:
+        trusted = _trusted(self._named(_AUTHORITY), now)
+        if not trusted:
+            raise self._lacks_keys()
+        pin = self._authority(trusted[0], rules.fleet).fingerprint
         made = []
         for name, rule in rules.joins.items():
             if self._lacks_token(name, rule):
