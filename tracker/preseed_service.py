@@ -292,6 +292,15 @@ class PreseedService:
             created = stored == record
         return stored, created
 
+    async def know(self, *identifiers: str) -> None:
+        """Take up the preseeds of these ids that another tracker was asked for a moment ago: the
+        next exchange would tell of them. Raises Unavailable."""
+        for identifier in identifiers:
+            if self.core.shared and identifier not in self.core.by_id:
+                record = await self._database.call(self._database.read, identifier)
+                if record is not None:
+                    self.submit(Loaded((record,)))
+
     async def cancel(self, identifier: str) -> None:
         """Release all hosts. Raises NotFound, Conflict, Unavailable."""
         preseed = self.core.by_id.get(identifier)

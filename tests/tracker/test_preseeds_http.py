@@ -362,6 +362,25 @@ async def test_two_trackers_on_one_database(layout: Path, blobs: list[Digest], p
         await one.until("/v1/preseeds", lambda found: [each["state"] for each in found] == ["cancelled"])
 
 
+@pytest.mark.slow
+async def test_what_one_tracker_was_asked_for_the_other_knows_at_once(
+    layout: Path, blobs: list[Digest], postgresql_server: str
+) -> None:
+    """A scheduler whose requests go to several trackers by turns is not told that its order does
+    not exist."""
+    async with tracker(layout, postgresql_server) as one, tracker(layout, postgresql_server) as two:
+        for number in range(5):
+            path = f"/v1/preseeds/turn-{number}"
+            assert (await one.ask("PUT", path, {"package": package(blobs[0]), "hosts": ["h1"]}))[0] == 201
+            status, found = await two.ask("GET", f"{path}?wait_s=0.1")
+            assert (status, found["hosts_total"]) == (200, 1)
+            path = f"/v1/preseeds/gone-{number}"
+            assert (await one.ask("PUT", path, {"package": package(blobs[0]), "hosts": ["h1"]}))[0] == 201
+            status, found = await two.ask("DELETE", path)
+            assert (status, found["state"]) == (200, "cancelled")
+        assert (await two.ask("GET", "/v1/preseeds/none"))[0] == 404
+
+
 def test_a_clock_that_is_set_meanwhile_ends_no_preseed_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tracker alone counts on from the time at its start; several on one database go by the
     system's clock, on which they agree."""
