@@ -69,6 +69,13 @@ PURGE_S = 600.0
 STOP_S_MAX = 5.0
 """How long a tracker that ends waits for the database."""
 
+COSTLY_S = 0.005
+REUSED_FACTOR, REUSED_S_MAX = 10.0, 1.0
+ANSWERS_MAX = 64
+"""Where it takes longer than COSTLY_S to say how far a preseed is, the answer is given again for so
+many times as long, REUSED_S_MAX at most: all nodes of a job may ask at one moment, and all hosts of
+the fleet are looked at for each answer. So many answers are kept."""
+
 PACKAGES_REMEMBERED_MAX = 1000
 PACKAGE_CHARACTERS_MAX = 512
 """Of the name of a package that agents are asked to hold (`Keep`)."""
@@ -88,6 +95,30 @@ class _Clock:
 
     def now(self) -> float:
         return time.time() if self._offset_s is None else time.monotonic() + self._offset_s
+
+
+class _Answers:
+    """How far preseeds are, as it was said a moment ago where that took long."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[object, float, Progress]] = OrderedDict()
+        """By preseed: what an answer goes by, until when it is given again, and the answer."""
+
+    def find(self, core: Preseeds, identifier: str, *, now: float) -> Progress:
+        """The progress of a preseed. Raises NotFound."""
+        began_at, preseed = time.monotonic(), core.find(identifier)
+        goes_by = preseed.record, preseed.tally, core.all_known(identifier, now=now)
+        known = self._kept.get(identifier)
+        if known is not None and known[0] == goes_by and began_at < known[1]:
+            return known[2]
+        found = core.progress(identifier, now=now)
+        ended_at = time.monotonic()
+        self._kept.pop(identifier, None)
+        if (took_s := ended_at - began_at) > COSTLY_S:
+            self._kept[identifier] = goes_by, ended_at + min(REUSED_S_MAX, REUSED_FACTOR * took_s), found
+            if len(self._kept) > ANSWERS_MAX:
+                self._kept.popitem(last=False)
+        return found
 
 
 def sees(record: PreseedRecord, identity: Identity, *rights: Right) -> bool:
@@ -135,6 +166,7 @@ class PreseedService:
         """Says what all trackers know of the hosts that need some blobs, where
         `core.asks_others`."""
         self._parts: OrderedDict[Digest, dict[Digest, int]] = OrderedDict()
+        self._answers = _Answers()
 
     def now(self) -> float:
         """The time by which preseeds go, in seconds since the epoch."""
@@ -329,7 +361,8 @@ class PreseedService:
         return any(record.package == package and record.owner for record in records)
 
     def progress(self, identifier: str) -> Progress:
-        return self.core.progress(identifier, now=self._clock.now())
+        """How far a preseed is; its numbers of bytes may be REUSED_S_MAX old. Raises NotFound."""
+        return self._answers.find(self.core, identifier, now=self._clock.now())
 
     def brief(self, identifier: str) -> PreseedBrief:
         """A preseed as far as that costs the same however many hosts it has. Raises NotFound."""
@@ -391,7 +424,7 @@ class PreseedService:
         """A package or image by digest, and the blobs that a host needs of it, with their sizes. An
         image is that of `platform`, or of the platform of most hosts."""
         if is_image(text):
-            return await self._image(parse_image(text), platform)
+            return await _image(self._sessions, parse_image(text), platform)
         if is_hub(text):
             return await _commit(self._sessions, parse_hub(text), platform)
         if platform:
@@ -408,23 +441,25 @@ class PreseedService:
             self._parts.popitem(last=False)
         return str(Reference(reference.name, digest=digest)), parts
 
-    async def _image(self, reference: ImageReference, platform: str) -> tuple[str, dict[Digest, int]]:
-        fleet = self._sessions.fleet
-        target, exact = parse_platform(platform) if platform else (_usual_platform(fleet.hosts.values()), False)
-        found = await self._sessions.upstreams.image(reference, target, exact=exact)
-        for document in found.documents:
-            fleet.policies.note(reference.package, document, found.parts)
-        digest = found.documents[-1] if platform else found.digest
-        package = str(ImageReference(reference.name, reference.tag, digest))
-        if len(package) > PACKAGE_CHARACTERS_MAX:
-            raise UsageError(f"the name {package[:80]}... has more than {PACKAGE_CHARACTERS_MAX} characters")
-        return package, dict(found.parts)
-
 
 def _summary(record: PreseedRecord, tally: Tally) -> PreseedSummary:
     return PreseedSummary(
         record.id, tally.state, record.package, tally.hosts_total, tally.hosts_done, record.created_at, record.owner
     )
+
+
+async def _image(sessions: Sessions, reference: ImageReference, platform: str) -> tuple[str, dict[Digest, int]]:
+    """An image, and the blobs that a host needs of it, with their sizes."""
+    fleet = sessions.fleet
+    target, exact = parse_platform(platform) if platform else (_usual_platform(fleet.hosts.values()), False)
+    found = await sessions.upstreams.image(reference, target, exact=exact)
+    for document in found.documents:
+        fleet.policies.note(reference.package, document, found.parts)
+    digest = found.documents[-1] if platform else found.digest
+    package = str(ImageReference(reference.name, reference.tag, digest))
+    if len(package) > PACKAGE_CHARACTERS_MAX:
+        raise UsageError(f"the name {package[:80]}... has more than {PACKAGE_CHARACTERS_MAX} characters")
+    return package, dict(found.parts)
 
 
 async def _commit(sessions: Sessions, reference: HubReference, platform: str) -> tuple[str, dict[Digest, int]]:

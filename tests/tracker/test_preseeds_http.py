@@ -416,6 +416,48 @@ async def test_a_question_waits_for_a_quorum_or_the_end(layout: Path, blobs: lis
             assert (await asyncio.wait_for(asked, 40))[1]["state"] == "cancelled"
 
 
+async def test_all_nodes_of_a_job_that_wait_are_answered_at_the_price_of_a_few(
+    layout: Path, blobs: list[Digest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The progress of ten thousand hosts takes a twentieth of a second. When the last one is done,
+    a thousand questions would keep the tracker from all its sessions for a minute."""
+    made, before = list[float](), orders.progress
+
+    def slow(*given: Any, **named: Any) -> Any:
+        made.append(time.monotonic())
+        time.sleep(0.05)
+        return before(*given, **named)
+
+    monkeypatch.setattr(orders, "progress", slow)
+    async with tracker(layout) as at:
+        await at.ask("POST", "/v1/preseeds", {"package": package(blobs[0]), "hosts": ["h1"], "id": "p1"})
+        asked = [asyncio.create_task(at.ask("GET", "/v1/preseeds/p1?wait_s=50")) for _ in range(90)]
+        async with asyncio.timeout(60):
+            while len(at.app[WAITS].places) < 90:
+                await asyncio.sleep(0.02)
+        made.clear()
+        async with connected(at, "a/r/h1"):
+            answers = await asyncio.wait_for(asyncio.gather(*asked), 50)
+        assert {(status, found["state"], found["hosts_done"]) for status, found in answers} == {(200, "done", 1)}
+        assert len(made) <= 30
+        assert (await at.ask("DELETE", "/v1/preseeds/p1"))[1]["state"] == "cancelled", "no answer is of before"
+
+
+async def test_an_open_preseed_is_not_counted_anew_for_each_that_waits_while_hosts_may_return(
+    layout: Path, blobs: list[Digest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, before = list[str](), orders.progress
+    monkeypatch.setattr(orders, "progress", lambda *given, **named: made.append("") or before(*given, **named))
+    async with tracker(layout) as at:
+        at.app[PRESEEDS].core.grace_s = 5.0
+        async with connected(at, "a/r/h1"):
+            await at.ask("POST", "/v1/preseeds", {"package": package(blobs[0]), "selector": "zone=a", "id": "p1"})
+            await at.until("/v1/preseeds/p1", lambda found: found["hosts_done"] == 1 and not found["settled"])
+            made.clear()
+            assert (await at.ask("GET", "/v1/preseeds/p1?wait_s=50"))[1]["settled"]
+            assert len(made) == 1
+
+
 async def test_a_tracker_that_stops_answers_what_waits(layout: Path, blobs: list[Digest]) -> None:
     async with aiohttp.ClientSession() as http:
         async with tracker(layout) as at:

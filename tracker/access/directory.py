@@ -182,7 +182,7 @@ class AccessDirectory:
         """Make the join tokens of tables that have none, and nothing else: where a tracker runs, an
         access file or a key that is missing was there before, and is not to be replaced. Returns
         those that were made."""
-        if any(self._lacks_token(name, rule) for name, rule in self.rules().joins.items()):
+        if any(_lacks(self.join_token(name), rule) for name, rule in self.rules().joins.items()):
             with self._files.locked():
                 return self._make_tokens(self.rules(), now)
         return []
@@ -193,7 +193,7 @@ class AccessDirectory:
         authorities = [self._authority(path, rules.fleet) for path in _trusted(self._named(_AUTHORITY), now)]
         signing = [SigningKey.load(self._files.read(path)) for path in _trusted(self._named(_SIGNING), now)]
         if not authorities or not signing:
-            raise self._lacks_keys()
+            raise _no_keys(self.directory)
         joins = {name: self._with_secret(name, rule) for name, rule in rules.joins.items()}
         revoked = rules.revoked | set(self.revoked())
         if len(revoked) > REVOKED_MAX:
@@ -331,19 +331,10 @@ class AccessDirectory:
 
     # -- making
 
-    def _lacks_keys(self) -> UsageError:
-        return UsageError(
-            f"{self.directory} lacks an authority or a signing key",
-            remedy="Start the tracker where it may make them, or bring back those that it had",
-        )
-
     def _missing(self) -> bool:
         if not self.path.exists() or not self._named(_AUTHORITY) or not self._named(_SIGNING):
             return True
-        return any(self._lacks_token(name, rule) for name, rule in self.rules().joins.items())
-
-    def _lacks_token(self, name: str, rule: JoinRule) -> bool:
-        return not rule.secret_sha256 and not self.join_token(name).exists()
+        return any(_lacks(self.join_token(name), rule) for name, rule in self.rules().joins.items())
 
     def _make(self, now: float) -> list[Path]:
         if not self.path.exists():
@@ -358,11 +349,11 @@ class AccessDirectory:
     def _make_tokens(self, rules: AccessRules, now: float) -> list[Path]:
         trusted = _trusted(self._named(_AUTHORITY), now)
         if not trusted:
-            raise self._lacks_keys()
+            raise _no_keys(self.directory)
         pin = self._authority(trusted[0], rules.fleet).fingerprint
         made = []
         for name, rule in rules.joins.items():
-            if self._lacks_token(name, rule):
+            if _lacks(self.join_token(name), rule):
                 self._files.write(self.join_token(name), f"{JoinToken.create(pin, name)}\n".encode())
                 made.append(self.join_token(name))
         return made
@@ -410,6 +401,18 @@ class AccessDirectory:
             names = os.listdir(self.directory) if self.directory.exists() else []
         matches = (match for match in map(pattern.match, names) if match is not None)
         return {_seconds(match[1]): self.directory / match[0] for match in matches}
+
+
+def _lacks(token: Path, rule: JoinRule) -> bool:
+    """Whether there is no join token of a table that states no hash of one."""
+    return not rule.secret_sha256 and not token.exists()
+
+
+def _no_keys(directory: Path) -> UsageError:
+    return UsageError(
+        f"{directory} lacks an authority or a signing key",
+        remedy="Start the tracker where it may make them, or bring back those that it had",
+    )
 
 
 def _stamp(at: float) -> str:

@@ -426,7 +426,7 @@ def _over(service: PreseedService, kept: str, quorum: float) -> bool:
     tally = preseed.tally
     if not tally.hosts_total or tally.hosts_done < quorum_hosts(quorum, tally.hosts_total):
         return False
-    return service.progress(kept).settled
+    return service.core.all_known(kept, now=service.now())
 
 
 def _progress(request: web.Request, kept: str) -> web.Response:

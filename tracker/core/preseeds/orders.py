@@ -448,6 +448,10 @@ class Preseeds:
 
     # -- answers
 
+    def all_known(self, identifier: str, *, now: float) -> bool:
+        """Whether all members of a preseed are known. Raises NotFound."""
+        return self._settled(self.find(identifier), now)
+
     def progress(self, identifier: str, *, now: float) -> Progress:
         """Raises NotFound."""
         preseed = self.find(identifier)
