@@ -66,6 +66,9 @@ from tracker.upstreams.upstreams import Upstreams
 TICK_S = 0.25
 EXCHANGE_S = 1.0
 PURGE_S = 600.0
+CLOCK_STEP_S = 0.25
+"""By less the time is not corrected: to ask the database for it takes some time, too."""
+
 STOP_S_MAX = 5.0
 """How long a tracker that ends waits for the database."""
 
@@ -87,14 +90,21 @@ _reports_decoder = msgspec.json.Decoder(dict[str, HostReport])
 class _Clock:
     """Seconds since the epoch, for deadlines and times to live. A tracker alone on its database
     reads the system's clock once and counts on from there, so that a clock which is set meanwhile
-    ends no preseed early or late. Several trackers on one database go by the system's clock, on
-    which they agree."""
+    ends no preseed early or late. Several trackers on one database go by its clock: one whose own
+    is ahead would end the preseeds of all."""
 
-    def __init__(self, *, shared: bool) -> None:
-        self._offset_s = None if shared else time.time() - time.monotonic()
+    def __init__(self) -> None:
+        self._epoch_s = time.time() - time.monotonic()
 
     def now(self) -> float:
-        return time.time() if self._offset_s is None else time.monotonic() + self._offset_s
+        return time.monotonic() + self._epoch_s
+
+    def set(self, core: Preseeds, epoch_s: float | None) -> None:
+        """The monotonic clock began at this time by the database's clock, None where that does not
+        count. The core started as long ago as before."""
+        if epoch_s is not None and abs(epoch_s - self._epoch_s) >= CLOCK_STEP_S:
+            core.started_at += epoch_s - self._epoch_s
+            self._epoch_s = epoch_s
 
 
 class _Answers:
@@ -149,7 +159,7 @@ class PreseedService:
         fleet = sessions.fleet
         self._redundant = RedundantPacks()
         self.affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities, self._redundant.hosts)
-        self._clock = _Clock(shared=database.shared)
+        self._clock = _Clock()
         self.core = Preseeds(
             self.affinity, started_at=self._clock.now(), shared=database.shared, grace_s=grace_s, lost=fleet.lost
         )
@@ -174,6 +184,7 @@ class PreseedService:
 
     async def load(self) -> None:
         """Take up what earlier trackers were asked for. Raises Unavailable."""
+        self._clock.set(self.core, await self._database.call(self._database.epoch_s))
         self.submit(Loaded(tuple(await self._database.call(self._database.read_all))))
 
     async def run(self) -> None:
@@ -251,6 +262,7 @@ class PreseedService:
         ours = {identifier: msgspec.json.encode(hosts).decode() for identifier, hosts in reports.items()}
         versions = {identifier: preseed.record.version for identifier, preseed in preseeds.items()}
         exchange = await self._database.call(self._database.exchange, versions, ours)
+        self._clock.set(self.core, exchange.epoch_s)
         self.submit(Loaded(exchange.records))
         theirs = {
             tracker: {identifier: _reports_decoder.decode(text) for identifier, text in texts.items()}
@@ -350,8 +362,7 @@ class PreseedService:
         self.submit(Loaded((record,)))
 
     def visible(self, identifier: str, identity: Identity, *rights: Right) -> bool:
-        """Whether an identity ordered a preseed, or has one of these rights and may read its
-        package."""
+        """Whether there is such a preseed, and `sees` lets an identity see it."""
         preseed = self.core.by_id.get(identifier)
         return preseed is not None and sees(preseed.record, identity, *rights)
 

@@ -381,13 +381,36 @@ async def test_what_one_tracker_was_asked_for_the_other_knows_at_once(
         assert (await two.ask("GET", "/v1/preseeds/none"))[0] == 404
 
 
-def test_a_clock_that_is_set_meanwhile_ends_no_preseed_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tracker alone counts on from the time at its start; several on one database go by the
-    system's clock, on which they agree."""
-    alone, shared = module._Clock(shared=False), module._Clock(shared=True)
-    began = time.time()
-    monkeypatch.setattr(module.time, "time", lambda: began + 7200)
-    assert abs(alone.now() - began) < 60 and abs(shared.now() - began - 7200) < 60
+async def test_a_clock_that_is_set_meanwhile_ends_no_preseed_early(
+    layout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker alone counts on from the time at its start."""
+    async with tracker(layout) as at:
+        began = time.time()
+        monkeypatch.setattr(module.time, "time", lambda: began + 7200)
+        assert abs(at.app[PRESEEDS].now() - began) < 60
+
+
+@pytest.mark.slow
+async def test_a_tracker_whose_clock_is_ahead_ends_no_preseed_of_the_others(
+    layout: Path, blobs: list[Digest], postgresql_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trackers on one database go by its clock: by that of one which is two hours ahead each order
+    with a deadline of an hour would have failed at once, and each with a time to live expired."""
+    order = {"package": package(blobs[0]), "hosts": ["h1"], "deadline": 3600, "ttl": 3600}
+    async with tracker(layout, postgresql_server) as one:
+        assert (await one.ask("PUT", "/v1/preseeds/clock", order))[0] == 201
+        began, right = time.time(), time.time
+        monkeypatch.setattr(module.time, "time", lambda: right() + 7200)
+        async with tracker(layout, postgresql_server) as two, connected(two, "a/r/h2") as [host]:
+            mine = order | {"selector": "zone=a"}
+            del mine["hosts"]
+            assert (await two.ask("PUT", "/v1/preseeds/mine", mine))[0] == 201
+            await two.until("/v1/preseeds/mine", lambda found: found["state"] == "done" and found["settled"])
+            assert 3500 < (host.keeps["mine"].left_s or 0.0) <= 3600
+            for at in (one, two):
+                found = (await at.ask("GET", "/v1/preseeds/clock"))[1]
+                assert found["state"] == "pending" and abs(found["created_at"] - began) < 60
 
 
 async def test_a_question_waits_until_the_preseed_is_done(layout: Path, blobs: list[Digest]) -> None:
