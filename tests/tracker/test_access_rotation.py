@@ -179,6 +179,12 @@ def test_a_rotation_supersedes_keys_that_were_dated_by_a_clock_ahead(tmp_path: P
     assert after.authorities[0].fingerprint in directory.join_token("default").read_text()
     assert after.authorities[0].certificate.not_valid_before_utc.timestamp() < now
     assert directory.identities("team-a")[1:] == (identity,)
+    for path in directory.directory.iterdir():
+        os.utime(path, (now - SUPERSEDED_S - 10,) * 2)
+    two_days_later = directory.load(now=now)
+    assert [key.name for key in two_days_later.signing] == [after.signing[0].name]
+    assert [each.fingerprint for each in two_days_later.authorities] == [after.authorities[0].fingerprint]
+    assert len(directory.rotate(now=now)) == 2 and len(directory.load(now=now).signing) == 2
 
 
 def test_revocations_of_one_moment_all_count(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Beside the access file lie, mode 0600:
 
 - `authority-CREATED.pem` and `.key`: an authority; `signing-CREATED-NAME.pem`: a signing key. The
   newest of each issues, and the others are trusted until SUPERSEDED_S after the next newer one was
-  made. CREATED is a time, UTC.
+  made. CREATED is a time, UTC, which may be one to come where a clock was ahead.
 - `sealed-NAME-CREATED.key`: an age identity of the key NAME, which opens sealed packages of a
   namespace. The newest is the recipient of pushes; the others open what was pushed before.
 - `join-ID.token`: the join token of the table [join.ID].
@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import msgspec
 
@@ -60,7 +60,6 @@ _SEALED = r"sealed-%s-(\d{8}T\d{6}Z)\.key\Z"
 _SIGNING = re.compile(r"signing-(\d{8}T\d{6}Z)-[0-9a-f]{16}\.pem\Z")
 
 Stamp = tuple[tuple[str, int, int, int], ...]
-Key = TypeVar("Key")
 logger = logging.getLogger(__name__)
 
 
@@ -433,8 +432,18 @@ def _newer_than(named: Mapping[float, Path], now: float) -> float:
     return max([now, *(at + 1.0 for at in named)])
 
 
-def _trusted(named: Mapping[float, Key], now: float) -> list[Key]:
+def _trusted(named: Mapping[float, Path], now: float) -> list[Path]:
     """The newest, and those that were not superseded SUPERSEDED_S ago; the newest first."""
     times = sorted(named, reverse=True)
-    kept = [at for number, at in enumerate(times) if not number or now - times[number - 1] <= SUPERSEDED_S]
+    made = [_made_at(at, named[at], now) for at in times]
+    kept = [at for number, at in enumerate(times) if not number or now - made[number - 1] <= SUPERSEDED_S]
     return [named[at] for at in kept[:KEYS_MAX]]
+
+
+def _made_at(at: float, path: Path, now: float) -> float:
+    """When a file with this time in its name was made. Where the time is still to come, since a
+    clock was ahead when it or the one before it was made, its last change tells."""
+    if at > now:
+        with contextlib.suppress(OSError):
+            return min(at, path.stat().st_mtime)
+    return at
