@@ -328,12 +328,14 @@ class Pace(Message, frozen=True):
 
 class OriginShare(Message, frozen=True):
     """How many bytes a second the host may read from the origin, in all stripes together: its share
-    of the limit for all hosts."""
+    of the limit for all hosts. `ended`: it holds no lease of this tracker any more, and this share,
+    of which it was told, is others' again; agents that do not know that keep it."""
 
     bytes_s: Annotated[float, Meta(gt=0)]
 
 
 class Assign(Message, frozen=True):
+    ended: bool = False
     """A plan for one blob. `ticket` lets the host receive it from other agents (model/access.py);
     empty while access is off."""
 

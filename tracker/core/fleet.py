@@ -77,7 +77,6 @@ from tracker.core.membership import HOSTS_MAX, Membership
 from tracker.core.monitor.lateness import Lateness
 from tracker.core.monitor.presence import Presence
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing, ask_reports
-from tracker.core.origin.leases import origin_limits
 from tracker.core.origin.superpeers import share_origin
 from tracker.core.ownership.handover import Handover
 from tracker.core.planning.assignments import Assignments
@@ -401,7 +400,7 @@ class Fleet:
             self._claims.planned(swarm, interval_s=self._interval_s, now=now)
             self.imports.planned(swarm, now=now)
             self._assignments.planned(swarm)
-        out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s * self.handover.fraction())
+        out += self._turnover.rates.take(self._turnover.reading(), self.hosts, self.origin_bytes_s, owned)
 
 
 def _attend(swarm: Swarm, reputation: Reputation, schedule: Schedule, turnover: LeaseTurnover, now: float) -> None:
