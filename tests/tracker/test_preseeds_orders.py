@@ -462,6 +462,31 @@ def test_what_is_looked_at_in_one_call_is_bounded(world: World, monkeypatch: pyt
     assert len(world.tracker.told) - before == 6, "the others had their turn later"
 
 
+def test_hosts_that_a_selector_does_not_match_are_looked_at_as_well(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With orders for each rack of a large fleet one call would compare all hosts with hundreds of
+    selectors, and keep the tracker from its sessions for seconds."""
+    racks = [f"a/r{number}/h{number}" for number in range(32)]
+    world.join(*racks)
+    for number in range(32):
+        world.ask(f"p{number}", selector=f"rack=r{number}")
+        world.say(f"p{number}", "done", f"h{number}")
+    looked, before = list[str](), world.tracker.core._look
+
+    def look(preseed: Any, now: float, out: list[Any]) -> int:
+        looked.append(preseed.record.id)
+        return before(preseed, now, out)
+
+    monkeypatch.setattr(module, "VISITS_MAX", 24)
+    monkeypatch.setattr(module.Preseeds, "_look", lambda core, preseed, now, out: look(preseed, now, out))
+    world.tracker.core._dirty.update({f"p{number}": None for number in range(32)})
+    world.tracker.tick()
+    assert len(looked) < 8
+    world.wait(8)
+    assert len(set(looked)) == 32, "the others had their turn later"
+
+
 def test_orders_that_mean_the_same_read_the_same() -> None:
     one = PreseedRequest("a:v1", id="x", hosts=("h2", "h1", "h2"), deadline=5.0)
     assert canonical(one) == canonical(PreseedRequest("a:v1", hosts=("h1", "h2"), deadline=5.0))

@@ -181,7 +181,9 @@ OWNER_PART = 2
 """Of either one identity, while access is off one address, has one of so many parts, so that the
 others can order theirs."""
 
-VISITS_MAX = 50_000
+VISITS_MAX, SELECTED_PER_VISIT = 50_000, 8
+"""Hosts that one call looks at; so many that a selector is compared with count as one."""
+
 UNKNOWN_MAX = 10_000
 LEFT_MAX = 200_000
 
@@ -384,7 +386,9 @@ class Preseeds:
             if changed != record:
                 preseed.saving = True
                 out.append(Save(changed))
-        return len(members) + (len(self.hosts) if preseed.picks else 0)
+        if preseed.picks:
+            return len(members) + len(self.hosts)
+        return len(members) + (len(self.hosts) // SELECTED_PER_VISIT if preseed.selector is not None else 0)
 
     def _send(self, preseed: Preseed, members: Iterable[str], now: float, out: list[Command]) -> None:
         record, hosts = preseed.record, self.hosts
