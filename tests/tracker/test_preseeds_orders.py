@@ -388,6 +388,20 @@ def test_copies_in_each_zone_are_not_made_twice_before_another_tracker_has_said_
     assert (len(world.rows["p"].picked), len(world.keeping("p"))) == (5, 5)
 
 
+@pytest.mark.parametrize("said", ["a@sha256:" + 64 * "0", ""])
+def test_what_a_host_keeps_of_an_earlier_order_under_the_same_id_is_not_done(world: World, said: str) -> None:
+    """As where the tracker lost its state, and a scheduler gives its order anew, for what the tag
+    means by now: a host that comes back still has what it was asked for before."""
+    world.join("h1")
+    world.ask("p", hosts=["h1"])
+    world.tracker.handle(Reported("h1", Kept("p", "done", SIZE, SIZE, package=said)))
+    world.tracker.tick()
+    assert world.state("p") == ("running" if said else "done")  # an earlier release does not say
+    world.tracker.handle(Reported("h1", Kept("p", "done", SIZE, SIZE, package=world.rows["p"].package)))
+    world.tracker.tick()
+    assert world.state("p") == "done" and world.progress("p").bytes_done == SIZE
+
+
 def test_the_time_left_follows_the_rate_of_late(world: World) -> None:
     world.join("h1")
     world.ask("p", hosts=["h1"])

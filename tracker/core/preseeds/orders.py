@@ -23,6 +23,8 @@ from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from math import inf
 
+import msgspec
+
 from p2pdist.model.errors import Conflict, NotFound
 from p2pdist.model.messages import Keep, Kept, KeptState, Release
 from p2pdist.model.preseed import ENDED, PreseedRecord, Progress
@@ -341,6 +343,8 @@ class Preseeds:
             if len(self._unknown) < UNKNOWN_MAX:
                 self._unknown.setdefault((name, kept.id), False)
             return
+        if preseed is not None and kept.package not in ("", preseed.record.package):
+            kept = msgspec.structs.replace(kept, state="waiting", bytes_done=0)  # of an earlier order under this id
         if preseed is None or not preseed.stays(name, host, kept.state):
             if preseed is not None:
                 preseed.holders.pop(name, None)
