@@ -167,6 +167,20 @@ def test_a_failure_is_tried_again_then_given_up_until_the_host_returns(world: Wo
     assert (world.state("p"), world.hosts["h1"].keeps["p"]) == ("running", "pulling")
 
 
+def test_names_that_no_host_has_are_compared_with_those_of_all_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To compare a dozen names with those of ten thousand hosts takes the better part of a second,
+    for each question after a preseed with hosts that are switched off."""
+    compared, before = list[str](), module.near
+    monkeypatch.setattr(module, "near", lambda name, hosts: compared.append(name) or before(name, hosts))
+    world.join(*(f"r1n{number:02}" for number in range(20)))
+    world.ask("p", hosts=[f"r2n{number:02}" for number in range(15)])
+    for _ in range(5):
+        assert world.progress("p").notes[0] == "no host called r2n00 is connected; did you mean r1n00?"
+    assert len(compared) == len(set(compared)) <= 3
+
+
 def test_a_pick_that_failed_for_good_is_replaced(world: World) -> None:
     world.join("h1", "h2")
     world.ask("p", count=1)

@@ -53,6 +53,8 @@ from tracker.core.preseeds.selectors import NAMES_SHOWN_MAX, near, no_match
 FAILURES_SHOWN_MAX = 1000
 WAITING_SHOWN_MAX = 20
 WAITS_SHOWN_MAX = 3
+GUESSES_MAX = 3
+"""Names of one preseed for which it is said what was probably meant."""
 
 
 def progress(
@@ -136,7 +138,7 @@ def _notes(
     absent = _absent(preseed, states, lost)
     unknown = [name for name in absent if name not in lost and name not in hosts]
     for name in unknown[:NAMES_SHOWN_MAX]:
-        guess = near(name, hosts)
+        guess = _guess(preseed, name, hosts)
         yield f"no host called {name} is connected" + (f"; did you mean {guess}?" if guess else "")
     if len(unknown) > NAMES_SHOWN_MAX:
         yield f"{len(unknown) - NAMES_SHOWN_MAX} more names that no connected host has"
@@ -152,6 +154,14 @@ def _notes(
     zones = Counter(host.zone for host in pool)
     for zone in sorted(zone for zone, number in zones.items() if number < (request.replicas or 0)):
         yield f"{request.replicas} copies are wanted in each zone, {zone or 'the one without a name'} has {zones[zone]}"
+
+
+def _guess(preseed: Preseed, name: str, hosts: Mapping[str, Host]) -> str:
+    """The name that an unknown one was meant to be, empty where there is none like it, or enough
+    have been looked for: each time all of a large fleet's names are compared with it."""
+    if hosts and name not in preseed.guesses and len(preseed.guesses) < GUESSES_MAX:
+        preseed.guesses[name] = near(name, hosts)
+    return preseed.guesses.get(name, "")
 
 
 def _bytes_done(
