@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 
 from p2pdist.model.digest import Digest
@@ -98,6 +98,9 @@ from tracker.core.vouching.vouching import Vouching
 from tracker.core.wan.imports import Imports
 
 RETRY_S = 0.5
+LEAVES_MAX = 10_000
+"""Hosts that one tick takes out of swarms, each swarm of a host counted: a tenth of a second. Where
+a switch takes thousands of hosts along the others go with the next ticks."""
 
 
 @dataclass(slots=True)
@@ -416,9 +419,9 @@ def _attend(swarm: Swarm, reputation: Reputation, schedule: Schedule, turnover: 
 
 
 def _leave_overdue(presence: Presence, membership: Membership, now: float) -> list[Drop]:
-    """Take the hosts out of their swarms that were absent for too long."""
+    """Take the hosts out of their swarms that were absent for too long, some of them at a time."""
     drops = []
-    for host, blob in presence.overdue(now):
+    for host, blob in islice(presence.overdue(now), LEAVES_MAX):
         swarm = membership.swarms[blob]
         spoke = not swarm.members[host.name].hearsay
         membership.leave(host, swarm, "absent", now=now)
