@@ -101,9 +101,9 @@ class _Clock:
 
     def set(self, core: Preseeds, epoch_s: float | None) -> None:
         """The monotonic clock began at this time by the database's clock, None where that does not
-        count. The core started as long ago as before."""
+        count."""
         if epoch_s is not None and abs(epoch_s - self._epoch_s) >= CLOCK_STEP_S:
-            core.started_at += epoch_s - self._epoch_s
+            core.set_clock(epoch_s - self._epoch_s)
             self._epoch_s = epoch_s
 
 

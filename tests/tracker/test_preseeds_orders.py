@@ -16,7 +16,7 @@ from p2pdist.model.messages import Keep, Kept, Release
 from p2pdist.model.preseed import Failure, PreseedRequest, canonical
 from tracker.core.events import Tick as FleetTick
 from tracker.core.preseeds import orders as module
-from tracker.core.preseeds.orders import RECONNECT_GRACE_S
+from tracker.core.preseeds.orders import RECONNECT_GRACE_S, RECONNECT_S_MAX, RETURNING_PART
 from tracker.core.preseeds.picks import REPLACE_S
 from tracker.core.preseeds.preseed import RETRY_S, TRIES_MAX, Reported, SaveFailed, Synced
 
@@ -215,6 +215,36 @@ def test_replicas_beside_named_hosts(world: World) -> None:
     assert world.progress("p").hosts_total == 3, "a1 is still one of those that shall hold it"
 
 
+def test_no_pick_is_replaced_while_hosts_come_back_one_after_the_other(world: World) -> None:
+    """Ten thousand TLS handshakes after a new start of the tracker take half a minute. Hosts that
+    have the package would lose it to others that must fetch it."""
+    names = [f"h{number:02}" for number in range(40)]
+    world.join(*names)
+    world.ask("p", count=20)
+    world.finish("p")
+    picked = world.rows["p"].picked
+    world.restart()
+    for name in [*sorted(set(names) - set(picked)), *picked]:
+        world.wait(1)
+        world.join(name)
+        assert world.rows["p"].picked == picked
+    world.wait(RETURNING_PART * RECONNECT_GRACE_S + 1)
+    assert world.rows["p"].picked == picked and world.state("p") == "done"
+    world.restart()
+    world.join("h00")
+    world.wait(RECONNECT_GRACE_S + REPLACE_S + 1)
+    assert world.rows["p"].picked != picked, "where none comes any more the others are gone"
+
+
+def test_hosts_that_come_all_the_time_hold_nothing_up_for_ever(world: World) -> None:
+    world.ask("p", hosts=["h1"], deadline=10.0)
+    world.restart()
+    for number in range(int(RECONNECT_S_MAX) + 5):
+        world.wait(1)
+        world.join(f"g{number}")
+    assert world.state("p") == "failed"
+
+
 def test_the_deadline_passes(world: World) -> None:
     """Who is done keeps it; who is not is released and named."""
     world.join("h1", "h2", "h4")
@@ -270,7 +300,7 @@ def test_a_restarted_tracker_finds_everything_again(world: World) -> None:
     assert world.rows["p"].picked == ("h1", "h2"), "they may be on their way back"
     world.join("h1")
     assert world.progress("p").hosts_done == 1
-    world.wait(REPLACE_S + 2)
+    world.wait(RETURNING_PART * RECONNECT_GRACE_S + REPLACE_S + 2)
     assert world.rows["p"].picked == ("h1", "h3")
 
 

@@ -9,8 +9,8 @@ it, and none undoes what another did. Before a tracker picks some number of host
 (`AskCandidates`), and picks among the hosts of all that answer.
 
 Times are in seconds since the epoch, because deadlines outlive a tracker. For RECONNECT_GRACE_S
-after the start no host is given up: hosts are on their way back. One call looks at VISITS_MAX
-hosts; the rest waits for the next.
+after the start, and as long as hosts come one after the other, no host is given up: hosts are on
+their way back. One call looks at VISITS_MAX hosts; the rest waits for the next.
 
 Invariants: a host is told to keep only what a saved record says; a host that keeps something no
 record asks of it is told to release it; a preseed picks no more hosts than it needs."""
@@ -182,8 +182,10 @@ def _bytes_done(
     return bytes_done
 
 
-RECONNECT_GRACE_S = 8.0
-"""An agent that lost its tracker tries every 5 s at least."""
+RECONNECT_GRACE_S, RETURNING_PART, RECONNECT_S_MAX = 8.0, 0.375, 120.0
+"""An agent that lost its tracker tries every 5 s at least. Where hosts come back to a tracker that
+has just started, others are believed to be on their way for this part of the grace more, until a
+time of all: ten thousand TLS handshakes take half a minute."""
 
 LIVE_MAX = 1000
 KEPT_MAX = 4000
@@ -241,6 +243,10 @@ class Preseeds:
     _unknown: dict[tuple[str, str], bool] = field(default_factory=dict)
     """Hosts with ids that they keep and the database may have; whether it was read since."""
 
+    _returning_until: float = 0.0
+    """Until when hosts are on their way back, as the last one showed that came while others were.
+    `_joined`."""
+
     _trackers: frozenset[str] = frozenset()
     """The other trackers on the database that were alive at the last exchange."""
 
@@ -262,7 +268,7 @@ class Preseeds:
                     preseed.saving = False
                     self._dirty[identifier] = None
             case Joined(host):
-                self._joined(host)
+                self._joined(host, now)
             case Gone(host):
                 self._gone(host, now)
             case Candidates(identifier, affinity):
@@ -274,6 +280,11 @@ class Preseeds:
             case Tick():
                 self._tick(now, out)
         return out
+
+    def set_clock(self, change_s: float) -> None:
+        """The time is so much later from now on; the tracker started as long ago as before."""
+        self.started_at += change_s
+        self._returning_until += change_s
 
     def find(self, identifier: str) -> Preseed:
         """Raises NotFound."""
@@ -324,7 +335,9 @@ class Preseeds:
             if identifier not in ids and waited and self._session(host) is not None:
                 out.append(Send(host, Release(identifier)))
 
-    def _joined(self, name: str) -> None:
+    def _joined(self, name: str, now: float) -> None:
+        if now < self._settled_at:
+            self._returning_until = min(now + RETURNING_PART * self.grace_s, self.started_at + RECONNECT_S_MAX)
         self._left_at.pop(name, None)
         host = self.hosts.get(name)
         for identifier, preseed in self.by_id.items():
@@ -453,7 +466,7 @@ class Preseeds:
 
     @property
     def _settled_at(self) -> float:
-        return self.started_at + self.grace_s
+        return max(self.started_at + self.grace_s, self._returning_until)
 
     def _settled(self, preseed: Preseed, now: float) -> bool:
         """Whether all members are known: hosts have had time to return, and each other tracker has
