@@ -334,6 +334,26 @@ async def test_files_that_vanish_change_nothing_and_none_is_made_in_their_place(
     assert told.public == ("team-b/*",) and told.authorities == before
 
 
+async def test_revocations_whose_file_vanishes_are_not_lifted(site: AccessSite) -> None:
+    """As while an editor writes the file anew. The command that lifts the last one leaves an empty
+    file."""
+    agent, directory = await site.join("h1"), site.control.directory
+    session, file = await agent.session(), directory.directory / "revoked.txt"
+    await session.hear(Access)
+    directory.set_revoked(["host:h2"])
+    assert (await session.hear(Access)).revoked == ("host:h2",)
+    file.rename(file.with_name("aside"))
+    site.path.write_text(site.path.read_text().replace('public = ["public/*"]', 'public = ["team-b/*"]'))
+    told = await session.hear(Access)
+    while told.public != ("team-b/*",):
+        assert told.revoked == ("host:h2",)
+        told = await session.hear(Access)
+    assert told.revoked == ("host:h2",)
+    file.with_name("aside").rename(file)
+    directory.set_revoked([])
+    assert (await session.hear(Access)).revoked == ()
+
+
 async def test_narrower_patterns_hold_for_sessions_that_are_open(site: AccessSite) -> None:
     agent = await site.join("h1")
     session = await agent.session()

@@ -97,7 +97,7 @@ class AccessControl:
         for path in made:
             logger.info("hosts join with the token in %s", path)
         stamp = await asyncio.to_thread(self.directory.stamp)  # of what is read, not of what comes meanwhile
-        self._use(await asyncio.to_thread(self.directory.load, now=time.time()))
+        self._use(await asyncio.to_thread(self.directory.load, now=time.time(), before=self.state))
         self._stamp = stamp
 
     def _use(self, state: AccessState) -> None:

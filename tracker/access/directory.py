@@ -79,6 +79,8 @@ class AccessState:
     """Leads from the newest authority to the one before it, PEM; empty where there is one."""
     others: bytes = b""
     """Certificates, PEM, of other authorities whose certificates agents may have."""
+    listed: frozenset[str] = frozenset()
+    """What is revoked by REVOKED_FILE."""
 
     @property
     def trusted(self) -> bytes:
@@ -186,15 +188,17 @@ class AccessDirectory:
                 return self._make_tokens(self.rules(), now)
         return []
 
-    def load(self, *, now: float) -> AccessState:
-        """Read everything. `now`: seconds since the epoch."""
+    def load(self, *, now: float, before: AccessState | None = None) -> AccessState:
+        """Read everything. `now`: seconds since the epoch. Where REVOKED_FILE is gone, what it held
+        `before` stays revoked: commands empty it and never remove it."""
         rules = self.rules()
         authorities = [self._authority(path, rules.fleet) for path in _trusted(self._named(_AUTHORITY), now)]
         signing = [SigningKey.load(self._files.read(path)) for path in _trusted(self._named(_SIGNING), now)]
         if not authorities or not signing:
             raise _no_keys(self.directory)
         joins = {name: self._with_secret(name, rule) for name, rule in rules.joins.items()}
-        revoked = rules.revoked | set(self.revoked())
+        listed = frozenset(self.revoked(before.listed if before is not None else ()))
+        revoked = rules.revoked | listed
         if len(revoked) > REVOKED_MAX:
             raise UsageError(f"{len(revoked)} entries are revoked, more than {REVOKED_MAX}")
         rules = replace(rules, joins=joins, revoked=revoked)
@@ -207,7 +211,7 @@ class AccessDirectory:
                 f"bytes, and agents take {AUTHORITIES_BYTES_MAX}",
                 remedy="Name files of the authorities that issue agents' certificates, not of all that a system trusts",
             )
-        return AccessState(rules, tuple(authorities), tuple(signing), bundle, introduction, others)
+        return AccessState(rules, tuple(authorities), tuple(signing), bundle, introduction, others, listed)
 
     def stamp(self) -> Stamp:
         """What changes with any of the files."""
@@ -247,12 +251,15 @@ class AccessDirectory:
                     removed.append(path.name)
             return sorted(removed)
 
-    def revoked(self) -> list[str]:
-        """What `revoke` wrote."""
+    def revoked(self, before: Iterable[str] = ()) -> list[str]:
+        """What `revoke` wrote; what it wrote `before`, where the file is gone."""
+        path, before = self.directory / REVOKED_FILE, list(before)
         try:
-            lines = self._files.text(self.directory / REVOKED_FILE).splitlines()
+            lines = self._files.text(path).splitlines()
         except NotFound:
-            return []
+            if before:
+                logger.warning("%s is gone: what it revoked stays revoked", path)
+            return before
         return [check_revoked(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
 
     def set_revoked(self, entries: Iterable[str]) -> None:
