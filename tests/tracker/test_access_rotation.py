@@ -187,6 +187,21 @@ def test_a_rotation_supersedes_keys_that_were_dated_by_a_clock_ahead(tmp_path: P
     assert len(directory.rotate(now=now)) == 2 and len(directory.load(now=now).signing) == 2
 
 
+def test_a_key_that_two_others_superseded_ends_as_the_earlier_of_their_times_says(tmp_path: Path) -> None:
+    """A rotation while the clock is ahead dates the file and its change alike; the next rotation
+    tells that the one before it was made."""
+    directory, now = AccessDirectory(tmp_path / "access" / "access.toml"), time.time()
+    directory.prepare(now=now - 10)
+    directory.rotate(now=now + 30 * 86400)
+    for path in directory.directory.iterdir():
+        os.utime(path, (now + 30 * 86400,) * 2)
+    assert len(directory.load(now=now).signing) == 2
+    directory.rotate(now=now)
+    assert len(directory.load(now=now).signing) == 3
+    later = directory.load(now=now + SUPERSEDED_S + 60)
+    assert len(later.signing) == len(later.authorities) == 1
+
+
 def test_revocations_of_one_moment_all_count(tmp_path: Path) -> None:
     directory = made(tmp_path)
     hosts = [f"host:h{number}" for number in range(16)]

@@ -27,6 +27,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
@@ -442,7 +443,7 @@ def _newer_than(named: Mapping[float, Path], now: float) -> float:
 def _trusted(named: Mapping[float, Path], now: float) -> list[Path]:
     """The newest, and those that were not superseded SUPERSEDED_S ago; the newest first."""
     times = sorted(named, reverse=True)
-    made = [_made_at(at, named[at], now) for at in times]
+    made = list(accumulate((_made_at(at, named[at], now) for at in times), min))  # each before all newer ones
     kept = [at for number, at in enumerate(times) if not number or now - made[number - 1] <= SUPERSEDED_S]
     return [named[at] for at in kept[:KEYS_MAX]]
 
