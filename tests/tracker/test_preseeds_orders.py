@@ -236,6 +236,52 @@ def test_no_pick_is_replaced_while_hosts_come_back_one_after_the_other(world: Wo
     assert world.rows["p"].picked != picked, "where none comes any more the others are gone"
 
 
+def test_a_pick_at_another_tracker_may_be_away_for_as_long_as_one_here() -> None:
+    world = World(trackers=2)
+    world.settle()
+    world.join("h1", "h2")
+    world.join("h3", tracker=1)
+    world.wait(2)
+    world.ask("p", count=3)
+    world.wait(2)
+    world.finish("p")
+    world.join("h4")
+    world.wait(1)
+    assert world.rows["p"].picked == ("h1", "h2", "h3")
+    for _ in range(2):
+        world.leave("h3")
+        world.wait(REPLACE_S - 1)
+        assert world.rows["p"].picked == ("h1", "h2", "h3")
+        world.join("h3", tracker=1)
+        world.wait(2)
+    world.leave("h3")
+    world.wait(REPLACE_S + 2)
+    assert world.rows["p"].picked == ("h1", "h2", "h4")
+
+
+def test_no_tracker_replaces_picks_that_return_to_another_one() -> None:
+    world = World(trackers=2)
+    world.settle()
+    names = [f"h{number:02}" for number in range(20)]
+    world.join(*names)
+    world.wait(1)
+    world.ask("p", count=20)
+    world.finish("p")
+    world.join("spare", tracker=1)
+    world.wait(2)
+    picked = world.rows["p"].picked
+    world.restart()
+    for name in names:
+        world.wait(1)
+        world.join(name)
+        assert world.rows["p"].picked == picked
+    world.wait(RETURNING_PART * RECONNECT_GRACE_S + 2)
+    assert world.rows["p"].picked == picked and world.state("p") == world.state("p", 1) == "done"
+    world.leave(names[0])
+    world.wait(REPLACE_S + 2)
+    assert "spare" in world.rows["p"].picked
+
+
 def test_hosts_that_come_all_the_time_hold_nothing_up_for_ever(world: World) -> None:
     world.ask("p", hosts=["h1"], deadline=10.0)
     world.restart()

@@ -262,7 +262,7 @@ class Preseeds:
                     self._take(record)
                     self._look(self.by_id[record.id], now, out)
             case Synced(ids, reports):
-                self._synced(ids, reports, out)
+                self._synced(ids, reports, now, out)
             case SaveFailed(identifier):
                 if (preseed := self.by_id.get(identifier)) is not None:
                     preseed.saving = False
@@ -314,7 +314,11 @@ class Preseeds:
             preseed.take(record)
 
     def _synced(
-        self, ids: frozenset[str], reports: Mapping[str, Mapping[str, dict[str, HostReport]]], out: list[Command]
+        self,
+        ids: frozenset[str],
+        reports: Mapping[str, Mapping[str, dict[str, HostReport]]],
+        now: float,
+        out: list[Command],
     ) -> None:
         for identifier in [identifier for identifier in self.by_id if identifier not in ids]:
             preseed = self.by_id.pop(identifier)
@@ -323,7 +327,10 @@ class Preseeds:
         for identifier, preseed in self.by_id.items():
             elsewhere = {tracker: hosts[identifier] for tracker, hosts in reports.items() if identifier in hosts}
             if elsewhere != preseed.elsewhere or (news and preseed.open):
-                preseed.elsewhere = elsewhere
+                before, preseed.elsewhere = dict(preseed.others()), elsewhere
+                for name in before.keys() - dict(preseed.others()).keys() if preseed.picks else ():
+                    if self._session(name) is None:
+                        self._leaves(name, now)
                 self._dirty[identifier] = None
         # Still unknown after the database was read again: the database does not have it. A record
         # that this release cannot read is for trackers of a later one.
@@ -351,12 +358,16 @@ class Preseeds:
                 self._dirty[identifier] = None
 
     def _gone(self, name: str, now: float) -> None:
-        self._left_at[name] = self._left_at.pop(name, now)  # since it began to leave, if it reported that
-        if len(self._left_at) > LEFT_MAX:
-            del self._left_at[next(iter(self._left_at))]
+        self._leaves(name, self._left_at.get(name, now))  # since it began to leave, if it reported that
         for identifier, preseed in self.by_id.items():
             if name in preseed.holders:
                 self._dirty[identifier] = None
+
+    def _leaves(self, name: str, at: float) -> None:
+        self._left_at.pop(name, None)
+        self._left_at[name] = at
+        if len(self._left_at) > LEFT_MAX:
+            del self._left_at[next(iter(self._left_at))]
 
     def _reported(self, name: str, kept: Kept, now: float, out: list[Command]) -> None:
         preseed, host = self.by_id.get(kept.id), self.hosts.get(name)
@@ -452,7 +463,8 @@ class Preseeds:
             return replace(record, state="expired", ended_at=now)
         if record.state in ENDED:
             return record
-        picker = Picker(self.affinity, self.hosts, self._left_at, self._settled_at, self.asks_others, now, out)
+        settled_at = self._settled_at if self._trackers <= preseed.elsewhere.keys() else inf
+        picker = Picker(self.affinity, self.hosts, self._left_at, settled_at, self.asks_others, now, out)
         picked = picker.picks(preseed, states, others)
         if picked != record.picked:
             return replace(record, picked=picked)
