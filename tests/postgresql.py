@@ -64,6 +64,11 @@ class Server:
         self.url = f"postgresql://tracker@/postgres?host={quote(str(directory), safe='')}"
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self._directory / ".s.PGSQL.5432"
+
     def start(self) -> None:
         """Return when it takes connections."""
         settings = ["listen_addresses=", f"unix_socket_directories={self._directory}", "fsync=off"]

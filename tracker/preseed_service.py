@@ -66,8 +66,18 @@ from tracker.upstreams.upstreams import Upstreams
 TICK_S = 0.25
 EXCHANGE_S = 1.0
 PURGE_S = 600.0
+CLOCK_STEP_S = 0.25
+"""By less the time is not corrected: to ask the database for it takes some time, too."""
+
 STOP_S_MAX = 5.0
 """How long a tracker that ends waits for the database."""
+
+COSTLY_S = 0.005
+REUSED_FACTOR, REUSED_S_MAX = 10.0, 1.0
+ANSWERS_MAX = 64
+"""Where it takes longer than COSTLY_S to say how far a preseed is, the answer is given again for so
+many times as long, REUSED_S_MAX at most: all nodes of a job may ask at one moment, and all hosts of
+the fleet are looked at for each answer. So many answers are kept."""
 
 PACKAGES_REMEMBERED_MAX = 1000
 PACKAGE_CHARACTERS_MAX = 512
@@ -80,14 +90,45 @@ _reports_decoder = msgspec.json.Decoder(dict[str, HostReport])
 class _Clock:
     """Seconds since the epoch, for deadlines and times to live. A tracker alone on its database
     reads the system's clock once and counts on from there, so that a clock which is set meanwhile
-    ends no preseed early or late. Several trackers on one database go by the system's clock, on
-    which they agree."""
+    ends no preseed early or late. Several trackers on one database go by its clock: one whose own
+    is ahead would end the preseeds of all."""
 
-    def __init__(self, *, shared: bool) -> None:
-        self._offset_s = None if shared else time.time() - time.monotonic()
+    def __init__(self) -> None:
+        self._epoch_s = time.time() - time.monotonic()
 
     def now(self) -> float:
-        return time.time() if self._offset_s is None else time.monotonic() + self._offset_s
+        return time.monotonic() + self._epoch_s
+
+    def set(self, core: Preseeds, epoch_s: float | None) -> None:
+        """The monotonic clock began at this time by the database's clock, None where that does not
+        count."""
+        if epoch_s is not None and abs(epoch_s - self._epoch_s) >= CLOCK_STEP_S:
+            core.set_clock(epoch_s - self._epoch_s)
+            self._epoch_s = epoch_s
+
+
+class _Answers:
+    """How far preseeds are, as it was said a moment ago where that took long."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[object, float, Progress]] = OrderedDict()
+        """By preseed: what an answer goes by, until when it is given again, and the answer."""
+
+    def find(self, core: Preseeds, identifier: str, *, now: float) -> Progress:
+        """The progress of a preseed. Raises NotFound."""
+        began_at, preseed = time.monotonic(), core.find(identifier)
+        goes_by = preseed.record, preseed.tally, core.all_known(identifier, now=now)
+        known = self._kept.get(identifier)
+        if known is not None and known[0] == goes_by and began_at < known[1]:
+            return known[2]
+        found = core.progress(identifier, now=now)
+        ended_at = time.monotonic()
+        self._kept.pop(identifier, None)
+        if (took_s := ended_at - began_at) > COSTLY_S:
+            self._kept[identifier] = goes_by, ended_at + min(REUSED_S_MAX, REUSED_FACTOR * took_s), found
+            if len(self._kept) > ANSWERS_MAX:
+                self._kept.popitem(last=False)
+        return found
 
 
 def sees(record: PreseedRecord, identity: Identity, *rights: Right) -> bool:
@@ -118,7 +159,7 @@ class PreseedService:
         fleet = sessions.fleet
         self._redundant = RedundantPacks()
         self.affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities, self._redundant.hosts)
-        self._clock = _Clock(shared=database.shared)
+        self._clock = _Clock()
         self.core = Preseeds(
             self.affinity, started_at=self._clock.now(), shared=database.shared, grace_s=grace_s, lost=fleet.lost
         )
@@ -135,6 +176,7 @@ class PreseedService:
         """Says what all trackers know of the hosts that need some blobs, where
         `core.asks_others`."""
         self._parts: OrderedDict[Digest, dict[Digest, int]] = OrderedDict()
+        self._answers = _Answers()
 
     def now(self) -> float:
         """The time by which preseeds go, in seconds since the epoch."""
@@ -142,6 +184,7 @@ class PreseedService:
 
     async def load(self) -> None:
         """Take up what earlier trackers were asked for. Raises Unavailable."""
+        self._clock.set(self.core, await self._database.call(self._database.epoch_s))
         self.submit(Loaded(tuple(await self._database.call(self._database.read_all))))
 
     async def run(self) -> None:
@@ -219,6 +262,7 @@ class PreseedService:
         ours = {identifier: msgspec.json.encode(hosts).decode() for identifier, hosts in reports.items()}
         versions = {identifier: preseed.record.version for identifier, preseed in preseeds.items()}
         exchange = await self._database.call(self._database.exchange, versions, ours)
+        self._clock.set(self.core, exchange.epoch_s)
         self.submit(Loaded(exchange.records))
         theirs = {
             tracker: {identifier: _reports_decoder.decode(text) for identifier, text in texts.items()}
@@ -292,6 +336,15 @@ class PreseedService:
             created = stored == record
         return stored, created
 
+    async def know(self, *identifiers: str) -> None:
+        """Take up the preseeds of these ids that another tracker was asked for a moment ago: the
+        next exchange would tell of them. Raises Unavailable."""
+        for identifier in identifiers:
+            if self.core.shared and identifier not in self.core.by_id:
+                record = await self._database.call(self._database.read, identifier)
+                if record is not None:
+                    self.submit(Loaded((record,)))
+
     async def cancel(self, identifier: str) -> None:
         """Release all hosts. Raises NotFound, Conflict, Unavailable."""
         preseed = self.core.by_id.get(identifier)
@@ -309,8 +362,7 @@ class PreseedService:
         self.submit(Loaded((record,)))
 
     def visible(self, identifier: str, identity: Identity, *rights: Right) -> bool:
-        """Whether an identity ordered a preseed, or has one of these rights and may read its
-        package."""
+        """Whether there is such a preseed, and `sees` lets an identity see it."""
         preseed = self.core.by_id.get(identifier)
         return preseed is not None and sees(preseed.record, identity, *rights)
 
@@ -320,7 +372,8 @@ class PreseedService:
         return any(record.package == package and record.owner for record in records)
 
     def progress(self, identifier: str) -> Progress:
-        return self.core.progress(identifier, now=self._clock.now())
+        """How far a preseed is; its numbers of bytes may be REUSED_S_MAX old. Raises NotFound."""
+        return self._answers.find(self.core, identifier, now=self._clock.now())
 
     def brief(self, identifier: str) -> PreseedBrief:
         """A preseed as far as that costs the same however many hosts it has. Raises NotFound."""
@@ -382,7 +435,7 @@ class PreseedService:
         """A package or image by digest, and the blobs that a host needs of it, with their sizes. An
         image is that of `platform`, or of the platform of most hosts."""
         if is_image(text):
-            return await self._image(parse_image(text), platform)
+            return await _image(self._sessions, parse_image(text), platform)
         if is_hub(text):
             return await _commit(self._sessions, parse_hub(text), platform)
         if platform:
@@ -399,23 +452,25 @@ class PreseedService:
             self._parts.popitem(last=False)
         return str(Reference(reference.name, digest=digest)), parts
 
-    async def _image(self, reference: ImageReference, platform: str) -> tuple[str, dict[Digest, int]]:
-        fleet = self._sessions.fleet
-        target, exact = parse_platform(platform) if platform else (_usual_platform(fleet.hosts.values()), False)
-        found = await self._sessions.upstreams.image(reference, target, exact=exact)
-        for document in found.documents:
-            fleet.policies.note(reference.package, document, found.parts)
-        digest = found.documents[-1] if platform else found.digest
-        package = str(ImageReference(reference.name, reference.tag, digest))
-        if len(package) > PACKAGE_CHARACTERS_MAX:
-            raise UsageError(f"the name {package[:80]}... has more than {PACKAGE_CHARACTERS_MAX} characters")
-        return package, dict(found.parts)
-
 
 def _summary(record: PreseedRecord, tally: Tally) -> PreseedSummary:
     return PreseedSummary(
         record.id, tally.state, record.package, tally.hosts_total, tally.hosts_done, record.created_at, record.owner
     )
+
+
+async def _image(sessions: Sessions, reference: ImageReference, platform: str) -> tuple[str, dict[Digest, int]]:
+    """An image, and the blobs that a host needs of it, with their sizes."""
+    fleet = sessions.fleet
+    target, exact = parse_platform(platform) if platform else (_usual_platform(fleet.hosts.values()), False)
+    found = await sessions.upstreams.image(reference, target, exact=exact)
+    for document in found.documents:
+        fleet.policies.note(reference.package, document, found.parts)
+    digest = found.documents[-1] if platform else found.digest
+    package = str(ImageReference(reference.name, reference.tag, digest))
+    if len(package) > PACKAGE_CHARACTERS_MAX:
+        raise UsageError(f"the name {package[:80]}... has more than {PACKAGE_CHARACTERS_MAX} characters")
+    return package, dict(found.parts)
 
 
 async def _commit(sessions: Sessions, reference: HubReference, platform: str) -> tuple[str, dict[Digest, int]]:

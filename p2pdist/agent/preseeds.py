@@ -324,7 +324,8 @@ class Preseeds:
         status = preseed.pull.status() if preseed.pull is not None else None
         done, total = (status.bytes_done, status.bytes_total) if status is not None else (0, 0)
         note = status.note.removeprefix("waiting, ") if status is not None and preseed.state == "pulling" else ""
-        report = Kept(identifier, preseed.state, done, total, preseed.reason or note[:REASON_CHARACTERS_MAX])
+        reason, package = preseed.reason or note[:REASON_CHARACTERS_MAX], preseed.keep.package if preseed.keep else ""
+        report = Kept(identifier, preseed.state, done, total, reason, package)
         if again or report != preseed.reported:
             preseed.reported = report
             self._send(report)

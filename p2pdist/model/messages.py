@@ -229,13 +229,16 @@ class Kept(Message, frozen=True):
     """The host's progress with a preseed. Sent when `state` changes, now and then while it pulls,
     and for every preseed that it keeps when a new session opens: `waiting` then means that it holds
     pins and does not know yet for which package. Bytes are the layers' bytes; `reason` of a failure
-    is the slug of its problem, a colon and what happened, and while it pulls what it waits for."""
+    is the slug of its problem, a colon and what happened, and while it pulls what it waits for.
+    `package` is the one that it was asked to keep, as `Keep` named it, empty where it does not say:
+    an order under an id that was used before may be of another."""
 
     id: PreseedId
     state: KeptState
     bytes_done: Count = 0
     bytes_total: Count = 0
     reason: Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)] = ""
+    package: Annotated[str, Meta(max_length=512)] = ""
 
 
 class PullFailed(Message, frozen=True):
@@ -328,9 +331,11 @@ class Pace(Message, frozen=True):
 
 class OriginShare(Message, frozen=True):
     """How many bytes a second the host may read from the origin, in all stripes together: its share
-    of the limit for all hosts."""
+    of the limit for all hosts. `ended`: it holds no lease of this tracker any more, and this share,
+    of which it was told, is others' again; agents that do not know that keep it."""
 
     bytes_s: Annotated[float, Meta(gt=0)]
+    ended: bool = False
 
 
 class Assign(Message, frozen=True):

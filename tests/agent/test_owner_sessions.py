@@ -333,6 +333,30 @@ async def test_shares_of_the_origin_add_up() -> None:
             await until(lambda: OriginShare(60.0) in host.heard)
 
 
+async def test_a_share_that_has_ended_is_given_back() -> None:
+    """The rate of the last one stays: nothing is read by it, until there is another one."""
+    async with sites("a", "b") as (a, b):
+        ownership = shared(1, a.listed, b.listed)
+        for site in (a, b):
+            site.follow(ownership)
+        async with host_at(a.url) as host:
+            await until(lambda: a.blobs | b.blobs == set(BLOBS))
+            a.service.send("h1", OriginShare(100.0))
+            b.service.send("h1", OriginShare(50.0))
+            await until(lambda: OriginShare(150.0) in host.heard)
+            host.heard.clear()
+            a.service.send("h1", OriginShare(100.0, ended=True))
+            await until(lambda: host.heard)
+            assert host.heard == [OriginShare(50.0)]
+            a.service.send("h1", OriginShare(100.0))
+            await until(lambda: host.heard[-1] == OriginShare(150.0))
+            b.service.close_session(b.service.fleet.hosts["h1"].session or 0)
+            await until(lambda: host.heard[-1] == OriginShare(100.0), "a new session tells of its leases anew")
+            a.service.send("h1", OriginShare(100.0, ended=True))
+            a.service.send("h1", OriginShare(30.0))
+            await until(lambda: host.heard[-1] == OriginShare(30.0))
+
+
 async def test_the_share_of_a_tracker_that_is_left_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """It lets other hosts read at that rate."""
     monkeypatch.setattr(module, "TIDY_S", 0.05)

@@ -182,6 +182,10 @@ async def test_another_package_under_an_id_takes_the_place_of_the_first(rig: Rig
     await rig.keep("p1", second)
     await rig.arrive(second)
     await until(lambda: rig.owners(second) == {"preseed:p1"} and not rig.owners(first))
+    rig.said.clear()
+    rig.preseeds.connected()
+    keep = rig.preseeds._preseeds["p1"].keep
+    assert keep is not None and [each.package for each in rig.said] == [keep.package], "what it is of is said"
 
 
 async def test_what_is_kept_has_a_limit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ FROM_AGENT: list[FromAgent] = [
     Left(BLOB),
     Kept("p1", "pulling", 1, 2),
     Kept("p1", "failed", reason="disk-full: no room"),
+    Kept("p1", "done", 2, 2, package="a@sha256:" + 64 * "0"),
     EpochSeen(3),
 ]
 FROM_TRACKER: list[FromTracker] = [

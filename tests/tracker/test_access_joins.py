@@ -220,6 +220,25 @@ def test_the_record_of_joins_forgets_what_has_ended(tmp_path: Path) -> None:
     assert set(files.values()) == {0o600} and stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
 
 
+async def test_a_name_that_a_clock_ahead_gave_away_is_free_once_the_clock_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The certificate that was made then is not valid yet, so it holds no name: not for the years
+    until then, and neither in the record of joins nor at the tracker that made it."""
+    path, where, right = tmp_path / "access" / "access.toml", str(tmp_path / "state"), time.time
+    async with access_site(tmp_path) as site:  # makes the access file
+        pass
+    async with access_site(tmp_path, control=AccessControl(path, ["127.0.0.1"], state=where)) as site:
+        with monkeypatch.context() as ahead:
+            ahead.setattr(time, "time", lambda: right() + 10 * 365 * 86400)
+            ask, made = request(site.join_token(), "h1", "127.0.0.1"), site.join_token("a")
+            await site.control.joins.join(ask, "127.0.0.1")
+        await site.control.joins.join(request(made, "h1", "127.0.0.1"), "127.0.0.1")
+        with pytest.raises(Refused, match="another token"):
+            await site.control.joins.join(ask, "127.0.0.1")
+        site.control.joins.close()
+
+
 @pytest.mark.parametrize("host", ["tracker", "tracker.example.com", "node1", "localhost", "a.localhost", "TRACKER"])
 async def test_no_host_gets_a_certificate_for_the_name_of_a_tracker(tmp_path: Path, host: str) -> None:
     """With one it could pass for the tracker, or for a server on each machine."""

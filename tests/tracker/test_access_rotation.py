@@ -179,6 +179,27 @@ def test_a_rotation_supersedes_keys_that_were_dated_by_a_clock_ahead(tmp_path: P
     assert after.authorities[0].fingerprint in directory.join_token("default").read_text()
     assert after.authorities[0].certificate.not_valid_before_utc.timestamp() < now
     assert directory.identities("team-a")[1:] == (identity,)
+    for path in directory.directory.iterdir():
+        os.utime(path, (now - SUPERSEDED_S - 10,) * 2)
+    two_days_later = directory.load(now=now)
+    assert [key.name for key in two_days_later.signing] == [after.signing[0].name]
+    assert [each.fingerprint for each in two_days_later.authorities] == [after.authorities[0].fingerprint]
+    assert len(directory.rotate(now=now)) == 2 and len(directory.load(now=now).signing) == 2
+
+
+def test_a_key_that_two_others_superseded_ends_as_the_earlier_of_their_times_says(tmp_path: Path) -> None:
+    """A rotation while the clock is ahead dates the file and its change alike; the next rotation
+    tells that the one before it was made."""
+    directory, now = AccessDirectory(tmp_path / "access" / "access.toml"), time.time()
+    directory.prepare(now=now - 10)
+    directory.rotate(now=now + 30 * 86400)
+    for path in directory.directory.iterdir():
+        os.utime(path, (now + 30 * 86400,) * 2)
+    assert len(directory.load(now=now).signing) == 2
+    directory.rotate(now=now)
+    assert len(directory.load(now=now).signing) == 3
+    later = directory.load(now=now + SUPERSEDED_S + 60)
+    assert len(later.signing) == len(later.authorities) == 1
 
 
 def test_revocations_of_one_moment_all_count(tmp_path: Path) -> None:
@@ -296,6 +317,56 @@ async def test_a_file_with_a_mistake_changes_nothing(site: AccessSite, caplog: p
     await ask(agent.http, "GET", "/v1/resolve?reference=team-b/y:v1")
     site.path.write_text(good.replace('public = ["public/*"]', 'public = ["team-b/*"]'))
     assert (await session.hear(Access)).public == ("team-b/*",)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_files_that_vanish_change_nothing_and_none_is_made_in_their_place(
+    site: AccessSite, whole: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while an editor writes the file anew, or where a volume is gone for a moment: the rules of
+    the template are for everything, and another authority would part the tracker from its
+    agents."""
+    agent, directory, aside = await site.join("h1"), site.path.parent, site.path.parent.with_name("aside")
+    session = await agent.session()
+    before = (await session.hear(Access)).authorities
+    if whole:
+        directory.rename(aside)
+        directory.mkdir()
+    else:
+        site.path.rename(aside)
+    async with asyncio.timeout(60):
+        while "access stays as it was" not in caplog.text:
+            await asyncio.sleep(0.05)
+    assert list(directory.glob("*.toml")) == []
+    await ask(agent.http, "GET", "/v1/resolve?reference=team-b/y:v1")
+    if whole:
+        directory.rmdir()
+        aside.rename(directory)
+    else:
+        aside.rename(site.path)
+    site.path.write_text(site.path.read_text().replace('public = ["public/*"]', 'public = ["team-b/*"]'))
+    told = await session.hear(Access)
+    assert told.public == ("team-b/*",) and told.authorities == before
+
+
+async def test_revocations_whose_file_vanishes_are_not_lifted(site: AccessSite) -> None:
+    """As while an editor writes the file anew. The command that lifts the last one leaves an empty
+    file."""
+    agent, directory = await site.join("h1"), site.control.directory
+    session, file = await agent.session(), directory.directory / "revoked.txt"
+    await session.hear(Access)
+    directory.set_revoked(["host:h2"])
+    assert (await session.hear(Access)).revoked == ("host:h2",)
+    file.rename(file.with_name("aside"))
+    site.path.write_text(site.path.read_text().replace('public = ["public/*"]', 'public = ["team-b/*"]'))
+    told = await session.hear(Access)
+    while told.public != ("team-b/*",):
+        assert told.revoked == ("host:h2",)
+        told = await session.hear(Access)
+    assert told.revoked == ("host:h2",)
+    file.with_name("aside").rename(file)
+    directory.set_revoked([])
+    assert (await session.hear(Access)).revoked == ()
 
 
 async def test_narrower_patterns_hold_for_sessions_that_are_open(site: AccessSite) -> None:

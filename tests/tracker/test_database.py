@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import psycopg
 import pytest
 import sqlalchemy as sql
 from click.testing import CliRunner
+from postgresql import server
 
 from p2pdist.cli.verbs.tracker import command
 from p2pdist.model.errors import Unavailable, UsageError
@@ -70,6 +75,83 @@ def test_a_server_that_takes_no_writes_is_turned_from(postgresql_server: str) ->
     with database.transaction() as connection:
         connection.execute(sql.text("INSERT INTO written VALUES (1)"))
     database.close()
+
+
+_FORWARD = """
+import socket, sys, threading
+listener = socket.create_server(("10.79.0.1", 5432))
+def copy(source, sink):
+    while data := source.recv(65536):
+        sink.sendall(data)
+while True:
+    client = listener.accept()[0]
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(sys.argv[1])
+    for pair in ((client, server), (server, client)):
+        threading.Thread(target=copy, args=pair, daemon=True).start()
+"""
+_ASK = """
+import sys, time
+import sqlalchemy as sql
+from p2pdist.model.errors import Unavailable
+from tracker.state.database import Database
+database = Database("postgresql://tracker@10.79.0.1/postgres", "")
+for number in range(2):
+    began_at = time.monotonic()
+    try:
+        with database.transaction() as connection:
+            connection.execute(sql.text("SELECT 7"))
+            answer = "right"
+    except Unavailable:
+        answer = "unavailable"
+    print(answer, round(time.monotonic() - began_at), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_server_that_is_cut_off_without_a_word_is_given_up_soon() -> None:
+    """As one that lost its power. A tracker waited for the kernel, a quarter of an hour, also where
+    another server had its address by then."""
+    here, there = (f"pddb-{os.getpid()}-{side}" for side in ("tracker", "server"))
+    processes: list[subprocess.Popen[str]] = []
+
+    def spawn(namespace: str, *words: str) -> subprocess.Popen[str]:
+        command = ["ip", "netns", "exec", namespace, sys.executable, "-c", *words]
+        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    with server() as postgresql:
+        try:
+            for namespace in (here, there):
+                ip("netns", "add", namespace)
+            ip("-n", here, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", there)
+            for namespace, address in ((here, "10.79.0.2/24"), (there, "10.79.0.1/24")):
+                ip("-n", namespace, "address", "add", address, "dev", "eth0")
+                ip("-n", namespace, "link", "set", "eth0", "up")
+            spawn(there, _FORWARD, str(postgresql.socket))
+            asking = spawn(here, _ASK)
+            assert asking.stdin is not None and asking.stdout is not None
+            for _ in range(100):
+                if (answer := asking.stdout.readline()).startswith("right"):
+                    break
+                time.sleep(0.05)
+                asking = spawn(here, _ASK)
+                assert asking.stdin is not None and asking.stdout is not None
+            assert answer.startswith("right")
+            ip("-n", there, "link", "set", "eth0", "down")
+            answer, _ = asking.communicate("\n\n", timeout=120)
+            assert answer.startswith("unavailable")
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            for namespace in (here, there):
+                subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
 
 
 def test_what_the_database_cannot_hold_is_a_mistake_of_the_request(postgresql_server: str) -> None:

@@ -22,6 +22,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import ORIGIN, StripePlan
+from tracker.core import fleet as module
 from tracker.core.events import (
     Command,
     Described,
@@ -174,6 +175,28 @@ def test_a_host_that_is_refused_and_whose_session_is_gone_is_dead() -> None:
     control.complain("h3", "h2", "refused")
     assert "h2" not in control.fleet.swarms[BLOB].members
     assert control.parents["h3"] == "h1"
+
+
+def test_thousands_of_hosts_that_are_lost_at_once_go_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A switch takes them along, and each is in the swarms of all that it holds: to take them out
+    in one tick would keep the tracker from all others for seconds."""
+    monkeypatch.setattr(module, "LEAVES_MAX", 8)
+    control, blobs = Control(), [digest_of(b"%d" % number) for number in range(3)]
+    names = [f"h{number}" for number in range(10)]
+    control.open(*names)
+    for name in names:
+        for blob in blobs:
+            control.join(name, 8, blob=blob)
+    for name in names:
+        control.close(name)
+    control.tick(ABSENCE_S + 0.1)
+    left = [sum(len(swarm.members) for swarm in control.fleet.swarms.values())]
+    while left[-1]:
+        control.tick(0.05)
+        left.append(sum(len(swarm.members) for swarm in control.fleet.swarms.values()))
+    assert left == [22, 14, 6, 0]
+    control.tick(0.05)
+    assert not control.fleet.hosts and len(control.fleet.lost) == 10
 
 
 def test_an_absent_host_keeps_its_place_for_a_while() -> None:

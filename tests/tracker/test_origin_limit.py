@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, OriginShare, Report
-from tracker.core.events import Command, Received, Send, SessionClosed, SessionOpened, Tick
+from p2pdist.model.ownership import Ownership, Tracker
+from tracker.core.events import Command, Followed, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 
 PIECE, PIECES = 65536, 64
@@ -12,11 +13,13 @@ LIMIT_BYTES_S = 100e6
 
 
 class Control:
-    """A fleet with a limit; `shares` is what each session was told last."""
+    """A fleet with a limit; `shares` is what each session was told last, and
+    `ended` what it was to give back."""
 
     def __init__(self, limit_bytes_s: float) -> None:
         self.fleet, self.now = Fleet(-100.0, origin_bytes_s=limit_bytes_s), 0.0
         self.shares: dict[int, float] = {}
+        self.ended: dict[int, float] = {}
         self.told = 0
 
     def do(self, event: object) -> None:
@@ -25,7 +28,8 @@ class Control:
     def take(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, OriginShare):
-                self.shares[command.session] = command.message.bytes_s
+                shares = self.ended if command.message.ended else self.shares
+                shares[command.session] = command.message.bytes_s
                 self.told += 1
 
     def joins(self, session: int, blob: Digest) -> None:
@@ -90,6 +94,37 @@ def test_a_new_session_is_told_again() -> None:
     control.do(Received(9, Holding(blob, PIECES * PIECE, PIECE, (3, 3), ("", ""))))
     control.go()
     assert control.shares == {9: LIMIT_BYTES_S}
+
+
+def test_of_several_trackers_each_takes_its_share_back_with_the_last_lease() -> None:
+    """A host reads at the sum of what they let it. One that reads what another tracker owns would
+    do so at this one's rate besides, which others have by now."""
+    control = Control(LIMIT_BYTES_S)
+    ownership = Ownership(1, (Tracker("a", ("http://a:1",)),))
+    control.do(Followed(ownership, "a"))
+    for _ in range(30):
+        control.go()  # until it grants leases
+    one, two = digest_of(b"one"), digest_of(b"two")
+    control.joins(1, one)
+    control.joins(2, two)
+    assert not control.ended
+    control.do(Received(1, Report((Advance(one, (PIECES // 2, PIECES // 2)),))))
+    control.go()
+    assert control.ended == {1: LIMIT_BYTES_S / 2} and control.shares[2] == LIMIT_BYTES_S
+    three = digest_of(b"three")
+    control.do(Received(1, Holding(three, PIECES * PIECE, PIECE, (0, 0), (None, None))))
+    control.go()
+    assert control.shares == {1: LIMIT_BYTES_S / 2, 2: LIMIT_BYTES_S / 2} and len(control.ended) == 1
+
+
+def test_a_tracker_alone_takes_no_rate_back() -> None:
+    """Where it does not answer any more, hosts that read by themselves go by it."""
+    control = Control(LIMIT_BYTES_S)
+    one = digest_of(b"one")
+    control.joins(1, one)
+    control.do(Received(1, Report((Advance(one, (PIECES // 2, PIECES // 2)),))))
+    control.joins(2, digest_of(b"two"))
+    assert not control.ended
 
 
 def test_without_a_limit_no_host_is_told_anything() -> None:

@@ -362,13 +362,55 @@ async def test_two_trackers_on_one_database(layout: Path, blobs: list[Digest], p
         await one.until("/v1/preseeds", lambda found: [each["state"] for each in found] == ["cancelled"])
 
 
-def test_a_clock_that_is_set_meanwhile_ends_no_preseed_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tracker alone counts on from the time at its start; several on one database go by the
-    system's clock, on which they agree."""
-    alone, shared = module._Clock(shared=False), module._Clock(shared=True)
-    began = time.time()
-    monkeypatch.setattr(module.time, "time", lambda: began + 7200)
-    assert abs(alone.now() - began) < 60 and abs(shared.now() - began - 7200) < 60
+@pytest.mark.slow
+async def test_what_one_tracker_was_asked_for_the_other_knows_at_once(
+    layout: Path, blobs: list[Digest], postgresql_server: str
+) -> None:
+    """A scheduler whose requests go to several trackers by turns is not told that its order does
+    not exist."""
+    async with tracker(layout, postgresql_server) as one, tracker(layout, postgresql_server) as two:
+        for number in range(5):
+            path = f"/v1/preseeds/turn-{number}"
+            assert (await one.ask("PUT", path, {"package": package(blobs[0]), "hosts": ["h1"]}))[0] == 201
+            status, found = await two.ask("GET", f"{path}?wait_s=0.1")
+            assert (status, found["hosts_total"]) == (200, 1)
+            path = f"/v1/preseeds/gone-{number}"
+            assert (await one.ask("PUT", path, {"package": package(blobs[0]), "hosts": ["h1"]}))[0] == 201
+            status, found = await two.ask("DELETE", path)
+            assert (status, found["state"]) == (200, "cancelled")
+        assert (await two.ask("GET", "/v1/preseeds/none"))[0] == 404
+
+
+async def test_a_clock_that_is_set_meanwhile_ends_no_preseed_early(
+    layout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker alone counts on from the time at its start."""
+    async with tracker(layout) as at:
+        began = time.time()
+        monkeypatch.setattr(module.time, "time", lambda: began + 7200)
+        assert abs(at.app[PRESEEDS].now() - began) < 60
+
+
+@pytest.mark.slow
+async def test_a_tracker_whose_clock_is_ahead_ends_no_preseed_of_the_others(
+    layout: Path, blobs: list[Digest], postgresql_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trackers on one database go by its clock: by that of one which is two hours ahead each order
+    with a deadline of an hour would have failed at once, and each with a time to live expired."""
+    order = {"package": package(blobs[0]), "hosts": ["h1"], "deadline": 3600, "ttl": 3600}
+    async with tracker(layout, postgresql_server) as one:
+        assert (await one.ask("PUT", "/v1/preseeds/clock", order))[0] == 201
+        began, right = time.time(), time.time
+        monkeypatch.setattr(module.time, "time", lambda: right() + 7200)
+        async with tracker(layout, postgresql_server) as two, connected(two, "a/r/h2") as [host]:
+            mine = order | {"selector": "zone=a"}
+            del mine["hosts"]
+            assert (await two.ask("PUT", "/v1/preseeds/mine", mine))[0] == 201
+            await two.until("/v1/preseeds/mine", lambda found: found["state"] == "done" and found["settled"])
+            assert 3500 < (host.keeps["mine"].left_s or 0.0) <= 3600
+            for at in (one, two):
+                found = (await at.ask("GET", "/v1/preseeds/clock"))[1]
+                assert found["state"] == "pending" and abs(found["created_at"] - began) < 60
 
 
 async def test_a_question_waits_until_the_preseed_is_done(layout: Path, blobs: list[Digest]) -> None:
@@ -395,6 +437,48 @@ async def test_a_question_waits_for_a_quorum_or_the_end(layout: Path, blobs: lis
             asked = asyncio.create_task(at.ask("GET", "/v1/preseeds/p1?wait_s=50&brief=1"))
             await at.ask("DELETE", "/v1/preseeds/p1")
             assert (await asyncio.wait_for(asked, 40))[1]["state"] == "cancelled"
+
+
+async def test_all_nodes_of_a_job_that_wait_are_answered_at_the_price_of_a_few(
+    layout: Path, blobs: list[Digest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The progress of ten thousand hosts takes a twentieth of a second. When the last one is done,
+    a thousand questions would keep the tracker from all its sessions for a minute."""
+    made, before = list[float](), orders.progress
+
+    def slow(*given: Any, **named: Any) -> Any:
+        made.append(time.monotonic())
+        time.sleep(0.05)
+        return before(*given, **named)
+
+    monkeypatch.setattr(orders, "progress", slow)
+    async with tracker(layout) as at:
+        await at.ask("POST", "/v1/preseeds", {"package": package(blobs[0]), "hosts": ["h1"], "id": "p1"})
+        asked = [asyncio.create_task(at.ask("GET", "/v1/preseeds/p1?wait_s=50")) for _ in range(90)]
+        async with asyncio.timeout(60):
+            while len(at.app[WAITS].places) < 90:
+                await asyncio.sleep(0.02)
+        made.clear()
+        async with connected(at, "a/r/h1"):
+            answers = await asyncio.wait_for(asyncio.gather(*asked), 50)
+        assert {(status, found["state"], found["hosts_done"]) for status, found in answers} == {(200, "done", 1)}
+        assert len(made) <= 30
+        assert (await at.ask("DELETE", "/v1/preseeds/p1"))[1]["state"] == "cancelled", "no answer is of before"
+
+
+async def test_an_open_preseed_is_not_counted_anew_for_each_that_waits_while_hosts_may_return(
+    layout: Path, blobs: list[Digest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, before = list[str](), orders.progress
+    monkeypatch.setattr(orders, "progress", lambda *given, **named: made.append("") or before(*given, **named))
+    async with tracker(layout) as at:
+        at.app[PRESEEDS].core.grace_s = 5.0
+        async with connected(at, "a/r/h1"):
+            await at.ask("POST", "/v1/preseeds", {"package": package(blobs[0]), "selector": "zone=a", "id": "p1"})
+            await at.until("/v1/preseeds/p1", lambda found: found["hosts_done"] == 1 and not found["settled"])
+            made.clear()
+            assert (await at.ask("GET", "/v1/preseeds/p1?wait_s=50"))[1]["settled"]
+            assert len(made) == 1
 
 
 async def test_a_tracker_that_stops_answers_what_waits(layout: Path, blobs: list[Digest]) -> None:

@@ -16,7 +16,7 @@ from p2pdist.model.messages import Keep, Kept, Release
 from p2pdist.model.preseed import Failure, PreseedRequest, canonical
 from tracker.core.events import Tick as FleetTick
 from tracker.core.preseeds import orders as module
-from tracker.core.preseeds.orders import RECONNECT_GRACE_S
+from tracker.core.preseeds.orders import RECONNECT_GRACE_S, RECONNECT_S_MAX, RETURNING_PART
 from tracker.core.preseeds.picks import REPLACE_S
 from tracker.core.preseeds.preseed import RETRY_S, TRIES_MAX, Reported, SaveFailed, Synced
 
@@ -167,6 +167,20 @@ def test_a_failure_is_tried_again_then_given_up_until_the_host_returns(world: Wo
     assert (world.state("p"), world.hosts["h1"].keeps["p"]) == ("running", "pulling")
 
 
+def test_names_that_no_host_has_are_compared_with_those_of_all_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To compare a dozen names with those of ten thousand hosts takes a third of a second,
+    for each question after a preseed with hosts that are switched off."""
+    compared, before = list[str](), module.near
+    monkeypatch.setattr(module, "near", lambda name, hosts: compared.append(name) or before(name, hosts))
+    world.join(*(f"r1n{number:02}" for number in range(20)))
+    world.ask("p", hosts=[f"r2n{number:02}" for number in range(15)])
+    for _ in range(5):
+        assert world.progress("p").notes[0] == "no host called r2n00 is connected; did you mean r1n00?"
+    assert len(compared) == len(set(compared)) <= 3
+
+
 def test_a_pick_that_failed_for_good_is_replaced(world: World) -> None:
     world.join("h1", "h2")
     world.ask("p", count=1)
@@ -199,6 +213,82 @@ def test_replicas_beside_named_hosts(world: World) -> None:
     world.wait(REPLACE_S + 1)
     assert world.keeping("p") == ["a2", "b1"]
     assert world.progress("p").hosts_total == 3, "a1 is still one of those that shall hold it"
+
+
+def test_no_pick_is_replaced_while_hosts_come_back_one_after_the_other(world: World) -> None:
+    """Ten thousand TLS handshakes after a new start of the tracker take half a minute. Hosts that
+    have the package would lose it to others that must fetch it."""
+    names = [f"h{number:02}" for number in range(40)]
+    world.join(*names)
+    world.ask("p", count=20)
+    world.finish("p")
+    picked = world.rows["p"].picked
+    world.restart()
+    for name in [*sorted(set(names) - set(picked)), *picked]:
+        world.wait(1)
+        world.join(name)
+        assert world.rows["p"].picked == picked
+    world.wait(RETURNING_PART * RECONNECT_GRACE_S + 1)
+    assert world.rows["p"].picked == picked and world.state("p") == "done"
+    world.restart()
+    world.join("h00")
+    world.wait(RECONNECT_GRACE_S + REPLACE_S + 1)
+    assert world.rows["p"].picked != picked, "where none comes any more the others are gone"
+
+
+def test_a_pick_at_another_tracker_may_be_away_for_as_long_as_one_here() -> None:
+    world = World(trackers=2)
+    world.settle()
+    world.join("h1", "h2")
+    world.join("h3", tracker=1)
+    world.wait(2)
+    world.ask("p", count=3)
+    world.wait(2)
+    world.finish("p")
+    world.join("h4")
+    world.wait(1)
+    assert world.rows["p"].picked == ("h1", "h2", "h3")
+    for _ in range(2):
+        world.leave("h3")
+        world.wait(REPLACE_S - 1)
+        assert world.rows["p"].picked == ("h1", "h2", "h3")
+        world.join("h3", tracker=1)
+        world.wait(2)
+    world.leave("h3")
+    world.wait(REPLACE_S + 2)
+    assert world.rows["p"].picked == ("h1", "h2", "h4")
+
+
+def test_no_tracker_replaces_picks_that_return_to_another_one() -> None:
+    world = World(trackers=2)
+    world.settle()
+    names = [f"h{number:02}" for number in range(20)]
+    world.join(*names)
+    world.wait(1)
+    world.ask("p", count=20)
+    world.finish("p")
+    world.join("spare", tracker=1)
+    world.wait(2)
+    picked = world.rows["p"].picked
+    world.restart()
+    for name in names:
+        world.wait(1)
+        world.join(name)
+        assert world.rows["p"].picked == picked
+    world.wait(RETURNING_PART * RECONNECT_GRACE_S + 2)
+    assert world.rows["p"].picked == picked and world.state("p") == world.state("p", 1) == "done"
+    world.leave(names[0])
+    world.wait(REPLACE_S + 2)
+    assert "spare" in world.rows["p"].picked
+
+
+def test_hosts_that_come_all_the_time_hold_nothing_up_for_ever(world: World) -> None:
+    world.ask("p", hosts=["h1"], deadline=10.0)
+    world.restart()
+    for number in range(int(RECONNECT_S_MAX) + 5):
+        world.wait(1)
+        world.join(f"g{number}")
+    assert world.state("p") == "failed"
 
 
 def test_the_deadline_passes(world: World) -> None:
@@ -256,7 +346,7 @@ def test_a_restarted_tracker_finds_everything_again(world: World) -> None:
     assert world.rows["p"].picked == ("h1", "h2"), "they may be on their way back"
     world.join("h1")
     assert world.progress("p").hosts_done == 1
-    world.wait(REPLACE_S + 2)
+    world.wait(RETURNING_PART * RECONNECT_GRACE_S + REPLACE_S + 2)
     assert world.rows["p"].picked == ("h1", "h3")
 
 
@@ -388,6 +478,20 @@ def test_copies_in_each_zone_are_not_made_twice_before_another_tracker_has_said_
     assert (len(world.rows["p"].picked), len(world.keeping("p"))) == (5, 5)
 
 
+@pytest.mark.parametrize("said", ["a@sha256:" + 64 * "0", ""])
+def test_what_a_host_keeps_of_an_earlier_order_under_the_same_id_is_not_done(world: World, said: str) -> None:
+    """As where the tracker lost its state, and a scheduler gives its order anew, for what the tag
+    means by now: a host that comes back still has what it was asked for before."""
+    world.join("h1")
+    world.ask("p", hosts=["h1"])
+    world.tracker.handle(Reported("h1", Kept("p", "done", SIZE, SIZE, package=said)))
+    world.tracker.tick()
+    assert world.state("p") == ("running" if said else "done")  # an earlier release does not say
+    world.tracker.handle(Reported("h1", Kept("p", "done", SIZE, SIZE, package=world.rows["p"].package)))
+    world.tracker.tick()
+    assert world.state("p") == "done" and world.progress("p").bytes_done == SIZE
+
+
 def test_the_time_left_follows_the_rate_of_late(world: World) -> None:
     world.join("h1")
     world.ask("p", hosts=["h1"])
@@ -460,6 +564,31 @@ def test_what_is_looked_at_in_one_call_is_bounded(world: World, monkeypatch: pyt
     assert len(world.tracker.told) - before == 2
     world.wait(1)
     assert len(world.tracker.told) - before == 6, "the others had their turn later"
+
+
+def test_hosts_that_a_selector_does_not_match_are_looked_at_as_well(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With orders for each rack of a large fleet one call would compare all hosts with hundreds of
+    selectors, and keep the tracker from its sessions for seconds."""
+    racks = [f"a/r{number}/h{number}" for number in range(32)]
+    world.join(*racks)
+    for number in range(32):
+        world.ask(f"p{number}", selector=f"rack=r{number}")
+        world.say(f"p{number}", "done", f"h{number}")
+    looked, before = list[str](), world.tracker.core._look
+
+    def look(preseed: Any, now: float, out: list[Any]) -> int:
+        looked.append(preseed.record.id)
+        return before(preseed, now, out)
+
+    monkeypatch.setattr(module, "VISITS_MAX", 24)
+    monkeypatch.setattr(module.Preseeds, "_look", lambda core, preseed, now, out: look(preseed, now, out))
+    world.tracker.core._dirty.update({f"p{number}": None for number in range(32)})
+    world.tracker.tick()
+    assert len(looked) < 8
+    world.wait(8)
+    assert len(set(looked)) == 32, "the others had their turn later"
 
 
 def test_orders_that_mean_the_same_read_the_same() -> None:

@@ -1,8 +1,8 @@
 """Access control of a tracker: what the access file and the keys beside it say now, and
 which parts of the tracker hear when they change.
 
-The directory is looked at every POLL_S and at SIGHUP. What cannot be read changes nothing: what was
-in force stays, and the log says so.
+The directory is looked at every POLL_S and at SIGHUP. What cannot be read, or is gone, changes
+nothing: what was in force stays, and the log says so.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class AccessControl:
 
     async def _read(self) -> None:
         try:
-            made = await asyncio.to_thread(self.directory.prepare, now=time.time())
+            made = await asyncio.to_thread(self.directory.add_tokens, now=time.time())
         except P2PDistError as error:
             logger.warning("what is missing beside the access file cannot be made: %s", error)
             made = []
         for path in made:
             logger.info("hosts join with the token in %s", path)
         stamp = await asyncio.to_thread(self.directory.stamp)  # of what is read, not of what comes meanwhile
-        self._use(await asyncio.to_thread(self.directory.load, now=time.time()))
+        self._use(await asyncio.to_thread(self.directory.load, now=time.time(), before=self.state))
         self._stamp = stamp
 
     def _use(self, state: AccessState) -> None:

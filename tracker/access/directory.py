@@ -4,7 +4,7 @@ Beside the access file lie, mode 0600:
 
 - `authority-CREATED.pem` and `.key`: an authority; `signing-CREATED-NAME.pem`: a signing key. The
   newest of each issues, and the others are trusted until SUPERSEDED_S after the next newer one was
-  made. CREATED is a time, UTC.
+  made. CREATED is a time, UTC, which may be one to come where a clock was ahead.
 - `sealed-NAME-CREATED.key`: an age identity of the key NAME, which opens sealed packages of a
   namespace. The newest is the recipient of pushes; the others open what was pushed before.
 - `join-ID.token`: the join token of the table [join.ID].
@@ -27,8 +27,9 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import msgspec
 
@@ -60,7 +61,6 @@ _SEALED = r"sealed-%s-(\d{8}T\d{6}Z)\.key\Z"
 _SIGNING = re.compile(r"signing-(\d{8}T\d{6}Z)-[0-9a-f]{16}\.pem\Z")
 
 Stamp = tuple[tuple[str, int, int, int], ...]
-Key = TypeVar("Key")
 logger = logging.getLogger(__name__)
 
 
@@ -80,6 +80,8 @@ class AccessState:
     """Leads from the newest authority to the one before it, PEM; empty where there is one."""
     others: bytes = b""
     """Certificates, PEM, of other authorities whose certificates agents may have."""
+    listed: frozenset[str] = frozenset()
+    """What is revoked by REVOKED_FILE."""
 
     @property
     def trusted(self) -> bytes:
@@ -172,24 +174,32 @@ class AccessDirectory:
         self._files = _Files(self.directory)
 
     def prepare(self, *, now: float) -> list[Path]:
-        """Make what is missing; returns the join tokens that were made."""
+        """Make what is missing, as a tracker starts; returns the join tokens that were made."""
         if self._missing():
             with self._files.locked():
                 return self._make(now)
         return []
 
-    def load(self, *, now: float) -> AccessState:
-        """Read everything. `now`: seconds since the epoch."""
+    def add_tokens(self, *, now: float) -> list[Path]:
+        """Make the join tokens of tables that have none, and nothing else: where a tracker runs, an
+        access file or a key that is missing was there before, and is not to be replaced. Returns
+        those that were made."""
+        if any(_lacks(self.join_token(name), rule) for name, rule in self.rules().joins.items()):
+            with self._files.locked():
+                return self._make_tokens(self.rules(), now)
+        return []
+
+    def load(self, *, now: float, before: AccessState | None = None) -> AccessState:
+        """Read everything. `now`: seconds since the epoch. Where REVOKED_FILE is gone, what it held
+        `before` stays revoked: commands empty it and never remove it."""
         rules = self.rules()
         authorities = [self._authority(path, rules.fleet) for path in _trusted(self._named(_AUTHORITY), now)]
         signing = [SigningKey.load(self._files.read(path)) for path in _trusted(self._named(_SIGNING), now)]
         if not authorities or not signing:
-            raise UsageError(
-                f"{self.directory} lacks an authority or a signing key",
-                remedy="Start the tracker where it may make them",
-            )
+            raise _no_keys(self.directory)
         joins = {name: self._with_secret(name, rule) for name, rule in rules.joins.items()}
-        revoked = rules.revoked | set(self.revoked())
+        listed = frozenset(self.revoked(before.listed if before is not None else ()))
+        revoked = rules.revoked | listed
         if len(revoked) > REVOKED_MAX:
             raise UsageError(f"{len(revoked)} entries are revoked, more than {REVOKED_MAX}")
         rules = replace(rules, joins=joins, revoked=revoked)
@@ -202,7 +212,7 @@ class AccessDirectory:
                 f"bytes, and agents take {AUTHORITIES_BYTES_MAX}",
                 remedy="Name files of the authorities that issue agents' certificates, not of all that a system trusts",
             )
-        return AccessState(rules, tuple(authorities), tuple(signing), bundle, introduction, others)
+        return AccessState(rules, tuple(authorities), tuple(signing), bundle, introduction, others, listed)
 
     def stamp(self) -> Stamp:
         """What changes with any of the files."""
@@ -242,12 +252,15 @@ class AccessDirectory:
                     removed.append(path.name)
             return sorted(removed)
 
-    def revoked(self) -> list[str]:
-        """What `revoke` wrote."""
+    def revoked(self, before: Iterable[str] = ()) -> list[str]:
+        """What `revoke` wrote; what it wrote `before`, where the file is gone."""
+        path, before = self.directory / REVOKED_FILE, list(before)
         try:
-            lines = self._files.text(self.directory / REVOKED_FILE).splitlines()
+            lines = self._files.text(path).splitlines()
         except NotFound:
-            return []
+            if before:
+                logger.warning("%s is gone: what it revoked stays revoked", path)
+            return before
         return [check_revoked(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
 
     def set_revoked(self, entries: Iterable[str]) -> None:
@@ -328,10 +341,7 @@ class AccessDirectory:
     def _missing(self) -> bool:
         if not self.path.exists() or not self._named(_AUTHORITY) or not self._named(_SIGNING):
             return True
-        return any(self._lacks_token(name, rule) for name, rule in self.rules().joins.items())
-
-    def _lacks_token(self, name: str, rule: JoinRule) -> bool:
-        return not rule.secret_sha256 and not self.join_token(name).exists()
+        return any(_lacks(self.join_token(name), rule) for name, rule in self.rules().joins.items())
 
     def _make(self, now: float) -> list[Path]:
         if not self.path.exists():
@@ -341,11 +351,16 @@ class AccessDirectory:
             self._new_authority(rules.fleet, now)
         if not self._named(_SIGNING):
             self._new_signing_key(now)
-        newest = _trusted(self._named(_AUTHORITY), now)[0]
-        pin = self._authority(newest, rules.fleet).fingerprint
+        return self._make_tokens(rules, now)
+
+    def _make_tokens(self, rules: AccessRules, now: float) -> list[Path]:
+        trusted = _trusted(self._named(_AUTHORITY), now)
+        if not trusted:
+            raise _no_keys(self.directory)
+        pin = self._authority(trusted[0], rules.fleet).fingerprint
         made = []
         for name, rule in rules.joins.items():
-            if self._lacks_token(name, rule):
+            if _lacks(self.join_token(name), rule):
                 self._files.write(self.join_token(name), f"{JoinToken.create(pin, name)}\n".encode())
                 made.append(self.join_token(name))
         return made
@@ -395,6 +410,18 @@ class AccessDirectory:
         return {_seconds(match[1]): self.directory / match[0] for match in matches}
 
 
+def _lacks(token: Path, rule: JoinRule) -> bool:
+    """Whether there is no join token of a table that states no hash of one."""
+    return not rule.secret_sha256 and not token.exists()
+
+
+def _no_keys(directory: Path) -> UsageError:
+    return UsageError(
+        f"{directory} lacks an authority or a signing key",
+        remedy="Start the tracker where it may make them, or bring back those that it had",
+    )
+
+
 def _stamp(at: float) -> str:
     return time.strftime(_TIME, time.gmtime(at))
 
@@ -413,8 +440,18 @@ def _newer_than(named: Mapping[float, Path], now: float) -> float:
     return max([now, *(at + 1.0 for at in named)])
 
 
-def _trusted(named: Mapping[float, Key], now: float) -> list[Key]:
+def _trusted(named: Mapping[float, Path], now: float) -> list[Path]:
     """The newest, and those that were not superseded SUPERSEDED_S ago; the newest first."""
     times = sorted(named, reverse=True)
-    kept = [at for number, at in enumerate(times) if not number or now - times[number - 1] <= SUPERSEDED_S]
+    made = list(accumulate((_made_at(at, named[at], now) for at in times), min))  # each before all newer ones
+    kept = [at for number, at in enumerate(times) if not number or now - made[number - 1] <= SUPERSEDED_S]
     return [named[at] for at in kept[:KEYS_MAX]]
+
+
+def _made_at(at: float, path: Path, now: float) -> float:
+    """When a file with this time in its name was made. Where the time is still to come, since a
+    clock was ahead when it or the one before it was made, its last change tells."""
+    if at > now:
+        with contextlib.suppress(OSError):
+            return min(at, path.stat().st_mtime)
+    return at

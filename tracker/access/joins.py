@@ -26,7 +26,7 @@ from p2pdist.model.messages import Joined, JoinRequest, RenewRequest
 from p2pdist.transfer.audit import WINDOW_S, Audit, Window
 from tracker.access.directory import AccessState
 from tracker.networks import Network, check_own
-from tracker.state.joins import JoinEntry, JoinRecords
+from tracker.state.joins import JoinEntry, JoinRecords, is_valid
 
 WRONG_TOKENS_MAX = 20
 """Joins with a wrong token of one address in WINDOW_S, after which it is asked to wait. Right ones
@@ -172,7 +172,9 @@ class Joins:
         if f"host:{request.host}" in rules.revoked:
             raise Refused(f"the host {request.host} is revoked", remedy="p2pdist access unrevoke takes that back")
         known, until = self._names.get(request.host, (token.id, 0.0))
-        if known != token.id and until > time.time() and self._holds(known):
+        now = time.time()
+        valid = is_valid(until, now=now) if known else until > now  # another authority's may last for longer
+        if known != token.id and valid and self._holds(known):
             raise _taken(request.host)
         return token.id
 

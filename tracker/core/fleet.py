@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 
 from p2pdist.model.digest import Digest
@@ -77,7 +77,6 @@ from tracker.core.membership import HOSTS_MAX, Membership
 from tracker.core.monitor.lateness import Lateness
 from tracker.core.monitor.presence import Presence
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing, ask_reports
-from tracker.core.origin.leases import origin_limits
 from tracker.core.origin.superpeers import share_origin
 from tracker.core.ownership.handover import Handover
 from tracker.core.planning.assignments import Assignments
@@ -99,6 +98,9 @@ from tracker.core.vouching.vouching import Vouching
 from tracker.core.wan.imports import Imports
 
 RETRY_S = 0.5
+LEAVES_MAX = 10_000
+"""Hosts that one tick takes out of swarms, each swarm of a host counted: a tenth of a second. Where
+a switch takes thousands of hosts along the others go with the next ticks."""
 
 
 @dataclass(slots=True)
@@ -401,7 +403,7 @@ class Fleet:
             self._claims.planned(swarm, interval_s=self._interval_s, now=now)
             self.imports.planned(swarm, now=now)
             self._assignments.planned(swarm)
-        out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s * self.handover.fraction())
+        out += self._turnover.rates.take(self._turnover.reading(), self.hosts, self.origin_bytes_s, owned)
 
 
 def _attend(swarm: Swarm, reputation: Reputation, schedule: Schedule, turnover: LeaseTurnover, now: float) -> None:
@@ -417,9 +419,9 @@ def _attend(swarm: Swarm, reputation: Reputation, schedule: Schedule, turnover: 
 
 
 def _leave_overdue(presence: Presence, membership: Membership, now: float) -> list[Drop]:
-    """Take the hosts out of their swarms that were absent for too long."""
+    """Take the hosts out of their swarms that were absent for too long, some of them at a time."""
     drops = []
-    for host, blob in presence.overdue(now):
+    for host, blob in islice(presence.overdue(now), LEAVES_MAX):
         swarm = membership.swarms[blob]
         spoke = not swarm.members[host.name].hearsay
         membership.leave(host, swarm, "absent", now=now)

@@ -322,13 +322,16 @@ def _note(request: web.Request, event: str, name: str, **more: str) -> None:
         )
 
 
-def _own(request: web.Request, *rights: Right) -> str:
+async def _own(request: web.Request, *rights: Right) -> str:
     """The id under which the preseed in the path is kept. Raises NotFound for one that the
-    identity neither ordered nor has a right to see."""
+    identity neither ordered nor has a right to see, Unavailable."""
     service, given, identity = request.app[PRESEEDS], request.match_info["id"], identity_of(request)
     if identity.kind == "open":
+        await service.know(given)
         return given
     own = own_id(given, str(identity))
+    if own not in service.core.by_id and not service.visible(given, identity, *rights):
+        await service.know(own, given)
     kept = own if own in service.core.by_id else given
     if not service.visible(kept, identity, *rights):
         raise NotFound(f"there is no preseed {given[:128]!r}", remedy="p2pdist preseed --list names them")
@@ -371,7 +374,7 @@ async def preseed_progress(request: web.Request) -> web.Response:
     the preseed has ended, at the latest after this time."""
     wait_s = _number(request, "wait_s", 0.0, WAIT_S_MAX)
     quorum = _number(request, "quorum", 1.0, 1.0)
-    kept = _own(request, *_SEE)
+    kept = await _own(request, *_SEE)
     await request.app[WAITS].wait(request.app[PRESEEDS], kept, quorum, wait_s, remote=request.remote or "")
     return _progress(request, kept)
 
@@ -423,7 +426,7 @@ def _over(service: PreseedService, kept: str, quorum: float) -> bool:
     tally = preseed.tally
     if not tally.hosts_total or tally.hosts_done < quorum_hosts(quorum, tally.hosts_total):
         return False
-    return service.progress(kept).settled
+    return service.core.all_known(kept, now=service.now())
 
 
 def _progress(request: web.Request, kept: str) -> web.Response:
@@ -435,7 +438,7 @@ def _progress(request: web.Request, kept: str) -> web.Response:
 
 async def cancel_preseed(request: web.Request) -> web.Response:
     """Cancel a preseed and say how far it was. The tracker still answers how it ended."""
-    kept = _own(request, "cancel-any")
+    kept = await _own(request, "cancel-any")
     await request.app[PRESEEDS].cancel(kept)
     _note(request, "cancel", kept)
     return _progress(request, kept)
@@ -547,7 +550,7 @@ PRESEED_ROUTES = (
         preseed_progress,
         _PROGRESS,
         (*_BRIEF, *_WAIT),
-        errors=(UsageError, NotFound),
+        errors=(UsageError, NotFound, Unavailable),
         right="preseed",
         also=("watch", "cancel-any"),
     ),

@@ -23,6 +23,12 @@ from tracker.state.files import StateDamaged, is_damage, make_private
 
 CONNECT_TIMEOUT_S = 10
 STATEMENT_TIMEOUT_MS = 15_000
+SILENCE = {"tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+"""Parameters of libpq, ms and s: a connection is given up once its peer has acknowledged nothing
+for about ten seconds. The kernel's own limits are a quarter of an hour while something is to be
+sent, and hours while an answer is awaited: so long a server that lost its power, or its address to
+another one, would keep a tracker from its database."""
+
 MEMORY = "in memory"
 """How a database is called that lasts as long as the object."""
 
@@ -103,7 +109,11 @@ def _engine(where: str, name: str, *, durable: bool) -> tuple[sql.Engine, str]:
             url,
             pool_pre_ping=True,
             pool_size=2,
-            connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "options": options},
+            connect_args={
+                "connect_timeout": CONNECT_TIMEOUT_S,
+                "options": options,
+                **{name: value for name, value in SILENCE.items() if name not in url.query},
+            },
         )
     except SQLAlchemyError as error:
         raise UsageError(

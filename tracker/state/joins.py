@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError
 
+from p2pdist.credentials.authority import BACKDATED_S, CERTIFICATE_S
 from p2pdist.model.errors import Unavailable
 from tracker.state.database import Database
 
@@ -39,6 +40,12 @@ class JoinEntry:
     host: str
     token: str
     until: float
+
+
+def is_valid(until: float, *, now: float) -> bool:
+    """Whether a certificate of the fleet that ends then is valid. One that ends later than any that
+    could have been made by now was made while the tracker's clock was ahead."""
+    return now < until <= now + CERTIFICATE_S + BACKDATED_S
 
 
 class JoinRecords:
@@ -84,7 +91,7 @@ class JoinRecords:
         before, tokens = dict(known), []
         for entry in entries:
             last = known.get(entry.host, entry)
-            if last.token == entry.token or last.until <= now or not holds(last.token):
+            if last.token == entry.token or not is_valid(last.until, now=now) or not holds(last.token):
                 known[entry.host] = last = entry
             tokens.append(last.token)
         if fresh := [_values(known[host]) for host in hosts if host not in before]:

@@ -7,7 +7,7 @@ whose version is no longer there is not made (optimistic concurrency control, Ku
 
 The database also holds soft state: each tracker counts its beats, and reports how far its own hosts
 are. A tracker that does not beat for STALE_BEATS exchanges of another is taken for gone by that
-one, whatever the clocks of the two say.
+one, whatever the clocks of the two say. Deadlines are compared by the database's clock.
 
 All methods wait for the database and may be called from any thread; they raise Unavailable when it
 does not answer.
@@ -82,11 +82,14 @@ _reports = sql.Table(
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """News of the database: records that differ from the known ones, the ids of all, and the
-    reports (JSON) of the other trackers that live, by tracker and preseed."""
+    reports (JSON) of the other trackers that live, by tracker and preseed. `epoch_s`: when this
+    process's monotonic clock began, in seconds since the epoch by the database's clock; None where
+    no other tracker has the database."""
 
     records: tuple[PreseedRecord, ...]
     ids: frozenset[str]
     reports: Mapping[str, Mapping[str, str]]
+    epoch_s: float | None = None
 
 
 class PreseedDatabase:
@@ -122,6 +125,13 @@ class PreseedDatabase:
     async def call(self, work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
         """What `work`, one of these methods, returns; on the event loop (Database.call)."""
         return await self._database.call(work, *given, **named)
+
+    def epoch_s(self) -> float | None:
+        """When this process's monotonic clock began, by the database's clock (Exchange)."""
+        if not self.shared:
+            return None
+        with self._database.transaction() as connection:
+            return _epoch_s(connection)
 
     # -- records
 
@@ -189,6 +199,7 @@ class PreseedDatabase:
 
     def _exchange(self, versions: Mapping[str, int], ours: Mapping[str, str]) -> Exchange:
         with self._database.transaction() as connection:
+            epoch_s = _epoch_s(connection) if self.shared else None
             if self.shared:
                 self._report(connection, ours)
             present = {
@@ -200,7 +211,7 @@ class PreseedDatabase:
                 wanted = _preseeds.c.id.in_(fresh[start : start + FETCHED_AT_ONCE])
                 records += self._readable(connection.execute(sql.select(_preseeds).where(wanted)))
             reports = self._read_reports(connection) if self.shared else {}
-        return Exchange(tuple(records), frozenset(present), reports)
+        return Exchange(tuple(records), frozenset(present), reports, epoch_s)
 
     def _readable(self, rows: Iterable[Any]) -> list[PreseedRecord]:
         """The records that this release can read. Another one is left as it is, for a release that
@@ -275,6 +286,14 @@ class PreseedDatabase:
         for (tracker, identifier), (_, hosts) in theirs.items():
             reports[tracker][identifier] = hosts
         return reports
+
+
+def _epoch_s(connection: sql.Connection) -> float:
+    asked_at = time.monotonic()
+    database_s = connection.execute(
+        sql.text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS float8)")
+    ).scalar_one()
+    return float(database_s) - (asked_at + time.monotonic()) / 2
 
 
 def _create_tables(connection: sql.Connection) -> None:

@@ -244,9 +244,10 @@ class Trackers:
         link.task.add_done_callback(self._closing.discard)
         self._give_back()
 
-    def _give_back(self) -> None:
-        """Let trackers that were left have their shares of the origin back: others get them."""
-        left = self._shares.keys() - {self._home_id, *self._links}
+    def _give_back(self, fresh: str = "") -> None:
+        """Let trackers that were left have their shares of the origin back: others get them. One
+        with which a session is `fresh` tells anew what this host may read."""
+        left = self._shares.keys() - ({self._home_id, *self._links} - {fresh})
         for tracker in left:
             del self._shares[tracker]
         if left and self._shares and self._side is not None:
@@ -311,9 +312,11 @@ class Trackers:
                 ours = blob is None or self._speaks_of(session, blob)
             case Access() | Keep() | Evict() | Release():
                 ours = session is self.home
-            case OriginShare(bytes_s):
+            case OriginShare(bytes_s, ended):
                 self._shares[session.tracker] = bytes_s
-                message, ours = OriginShare(sum(self._shares.values())), True
+                if ended:
+                    del self._shares[session.tracker]
+                message, ours = OriginShare(sum(self._shares.values())), bool(self._shares)
         if ours:
             side.on_message(message)
 
@@ -331,9 +334,10 @@ class Trackers:
             self._home_id = news.tracker
             if news.tracker in self._links:  # two sessions with one tracker would end each other
                 self._close(news.tracker)
-            self._give_back()
             if told is None:
                 self._adopt(None, fresh=session)
+        if isinstance(news, Welcome):
+            self._give_back(news.tracker)
         if isinstance(news, NotOwner):
             self._refused[session.tracker] |= {blob for blob in news.blobs if self._speaks_of(session, blob)}
         if told is None:

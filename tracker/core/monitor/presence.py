@@ -96,6 +96,8 @@ class Presence:
         for name in list(self._absent):
             host = self.hosts[name]
             waits = host.session is None
+            if waits and host.absent_since is not None and not self._over(host.absent_since, now):
+                continue  # nor is it over in any of its swarms: thousands may be lost at once
             for blob in list(host.swarms):
                 since = self.swarms[blob].members[name].absent_since
                 if since is not None and self._over(since, now):

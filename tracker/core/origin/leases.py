@@ -7,17 +7,20 @@ that. Which host gets a lease is the planner's to decide (planning/planner.py, `
 
 Where the rate is limited at which all hosts read the origin, each lease is an equal part of it.
 Holders are told when that changes; a new one may read before the others have heard of it, for the
-time of a message.
+time of a message. A host that has given its last lease back keeps the rate: it goes by it where no
+tracker answers. But of several trackers each takes its part back.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from p2pdist.model.messages import OriginShare
 from tracker.core.events import Send
 from tracker.core.host import Host
+from tracker.core.ownership.handover import Handover
 from tracker.core.policy.book import PolicyBook
 from tracker.core.swarm import Swarm
 
@@ -75,16 +78,35 @@ class Leases:
         return max(0, left)
 
 
-def origin_limits(swarms: Iterable[Swarm], hosts: Mapping[str, Host], limit_bytes_s: float) -> list[Send]:
-    """The messages that tell holders of leases how fast they may read (bytes/s); none without a
-    limit (0)."""
-    if not limit_bytes_s:
-        return []
-    held = Counter(host for swarm in swarms for host in swarm.readers() if host in hosts)
-    messages = []
-    for name, leases in held.items():
-        host, share = hosts[name], limit_bytes_s * leases / held.total()
-        if host.session is not None and host.origin_limit_bytes_s != share:
-            host.limit_origin(share)
-            messages.append(Send(host.session, OriginShare(share)))
-    return messages
+@dataclass(slots=True)
+class OriginRates:
+    """How fast the holders of leases may read, as they were told."""
+
+    _told: dict[str, None] = field(default_factory=dict)
+    """Hosts that were told a rate and not that they hold no lease any more. `take`."""
+
+    def take(
+        self, swarms: Iterable[Swarm], hosts: Mapping[str, Host], limit_bytes_s: float, handover: Handover
+    ) -> list[Send]:
+        """The messages that tell holders of leases how fast they may read; none without a limit
+        (bytes/s, of all trackers together; 0). Of several trackers each lets a host read at a rate,
+        and a host reads at the sum: one that holds no lease of this tracker any more hears of that,
+        too."""
+        limit_bytes_s, several = limit_bytes_s * handover.fraction(), handover.ownership is not None
+        if not limit_bytes_s:
+            return []
+        held = Counter(host for swarm in swarms for host in swarm.readers() if host in hosts)
+        messages = []
+        for name, leases in held.items():
+            host, share = hosts[name], limit_bytes_s * leases / held.total()
+            if host.session is not None and host.origin_limit_bytes_s != share:
+                host.limit_origin(share)
+                messages.append(Send(host.session, OriginShare(share)))
+                self._told[name] = None
+        for name in [name for name in self._told if name not in held]:
+            del self._told[name]
+            former = hosts.get(name)
+            if several and former is not None and former.session is not None and former.origin_limit_bytes_s:
+                messages.append(Send(former.session, OriginShare(former.origin_limit_bytes_s, ended=True)))
+                former.limit_origin(0.0)
+        return messages

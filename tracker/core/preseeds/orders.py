@@ -9,8 +9,8 @@ it, and none undoes what another did. Before a tracker picks some number of host
 (`AskCandidates`), and picks among the hosts of all that answer.
 
 Times are in seconds since the epoch, because deadlines outlive a tracker. For RECONNECT_GRACE_S
-after the start no host is given up: hosts are on their way back. One call looks at VISITS_MAX
-hosts; the rest waits for the next.
+after the start, and as long as hosts come one after the other, no host is given up: hosts are on
+their way back. One call looks at VISITS_MAX hosts; the rest waits for the next.
 
 Invariants: a host is told to keep only what a saved record says; a host that keeps something no
 record asks of it is told to release it; a preseed picks no more hosts than it needs."""
@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from math import inf
+
+import msgspec
 
 from p2pdist.model.errors import Conflict, NotFound
 from p2pdist.model.messages import Keep, Kept, KeptState, Release
@@ -51,6 +53,8 @@ from tracker.core.preseeds.selectors import NAMES_SHOWN_MAX, near, no_match
 FAILURES_SHOWN_MAX = 1000
 WAITING_SHOWN_MAX = 20
 WAITS_SHOWN_MAX = 3
+GUESSES_MAX = 3
+"""Names of one preseed for which it is said what was probably meant."""
 
 
 def progress(
@@ -134,7 +138,7 @@ def _notes(
     absent = _absent(preseed, states, lost)
     unknown = [name for name in absent if name not in lost and name not in hosts]
     for name in unknown[:NAMES_SHOWN_MAX]:
-        guess = near(name, hosts)
+        guess = _guess(preseed, name, hosts)
         yield f"no host called {name} is connected" + (f"; did you mean {guess}?" if guess else "")
     if len(unknown) > NAMES_SHOWN_MAX:
         yield f"{len(unknown) - NAMES_SHOWN_MAX} more names that no connected host has"
@@ -150,6 +154,14 @@ def _notes(
     zones = Counter(host.zone for host in pool)
     for zone in sorted(zone for zone, number in zones.items() if number < (request.replicas or 0)):
         yield f"{request.replicas} copies are wanted in each zone, {zone or 'the one without a name'} has {zones[zone]}"
+
+
+def _guess(preseed: Preseed, name: str, hosts: Mapping[str, Host]) -> str:
+    """The name that an unknown one was meant to be, empty where there is none like it, or enough
+    have been looked for: each time all of a large fleet's names are compared with it."""
+    if hosts and name not in preseed.guesses and len(preseed.guesses) < GUESSES_MAX:
+        preseed.guesses[name] = near(name, hosts)
+    return preseed.guesses.get(name, "")
 
 
 def _bytes_done(
@@ -170,8 +182,10 @@ def _bytes_done(
     return bytes_done
 
 
-RECONNECT_GRACE_S = 8.0
-"""An agent that lost its tracker tries every 5 s at least."""
+RECONNECT_GRACE_S, RETURNING_PART, RECONNECT_S_MAX = 8.0, 0.375, 120.0
+"""An agent that lost its tracker tries every 5 s at least. Where hosts come back to a tracker that
+has just started, others are believed to be on their way for this part of the grace more, until a
+time of all: ten thousand TLS handshakes take half a minute."""
 
 LIVE_MAX = 1000
 KEPT_MAX = 4000
@@ -181,7 +195,9 @@ OWNER_PART = 2
 """Of either one identity, while access is off one address, has one of so many parts, so that the
 others can order theirs."""
 
-VISITS_MAX = 50_000
+VISITS_MAX, SELECTED_PER_VISIT = 50_000, 8
+"""Hosts that one call looks at; so many that a selector is compared with count as one."""
+
 UNKNOWN_MAX = 10_000
 LEFT_MAX = 200_000
 
@@ -227,6 +243,10 @@ class Preseeds:
     _unknown: dict[tuple[str, str], bool] = field(default_factory=dict)
     """Hosts with ids that they keep and the database may have; whether it was read since."""
 
+    _returning_until: float = 0.0
+    """Until when hosts are on their way back, as the last one showed that came while others were.
+    `_joined`."""
+
     _trackers: frozenset[str] = frozenset()
     """The other trackers on the database that were alive at the last exchange."""
 
@@ -242,13 +262,13 @@ class Preseeds:
                     self._take(record)
                     self._look(self.by_id[record.id], now, out)
             case Synced(ids, reports):
-                self._synced(ids, reports, out)
+                self._synced(ids, reports, now, out)
             case SaveFailed(identifier):
                 if (preseed := self.by_id.get(identifier)) is not None:
                     preseed.saving = False
                     self._dirty[identifier] = None
             case Joined(host):
-                self._joined(host)
+                self._joined(host, now)
             case Gone(host):
                 self._gone(host, now)
             case Candidates(identifier, affinity):
@@ -260,6 +280,11 @@ class Preseeds:
             case Tick():
                 self._tick(now, out)
         return out
+
+    def set_clock(self, change_s: float) -> None:
+        """The time is so much later from now on; the tracker started as long ago as before."""
+        self.started_at += change_s
+        self._returning_until += change_s
 
     def find(self, identifier: str) -> Preseed:
         """Raises NotFound."""
@@ -289,7 +314,11 @@ class Preseeds:
             preseed.take(record)
 
     def _synced(
-        self, ids: frozenset[str], reports: Mapping[str, Mapping[str, dict[str, HostReport]]], out: list[Command]
+        self,
+        ids: frozenset[str],
+        reports: Mapping[str, Mapping[str, dict[str, HostReport]]],
+        now: float,
+        out: list[Command],
     ) -> None:
         for identifier in [identifier for identifier in self.by_id if identifier not in ids]:
             preseed = self.by_id.pop(identifier)
@@ -298,7 +327,10 @@ class Preseeds:
         for identifier, preseed in self.by_id.items():
             elsewhere = {tracker: hosts[identifier] for tracker, hosts in reports.items() if identifier in hosts}
             if elsewhere != preseed.elsewhere or (news and preseed.open):
-                preseed.elsewhere = elsewhere
+                before, preseed.elsewhere = dict(preseed.others()), elsewhere
+                for name in before.keys() - dict(preseed.others()).keys() if preseed.picks else ():
+                    if self._session(name) is None:
+                        self._leaves(name, now)
                 self._dirty[identifier] = None
         # Still unknown after the database was read again: the database does not have it. A record
         # that this release cannot read is for trackers of a later one.
@@ -310,7 +342,9 @@ class Preseeds:
             if identifier not in ids and waited and self._session(host) is not None:
                 out.append(Send(host, Release(identifier)))
 
-    def _joined(self, name: str) -> None:
+    def _joined(self, name: str, now: float) -> None:
+        if now < self._settled_at:
+            self._returning_until = min(now + RETURNING_PART * self.grace_s, self.started_at + RECONNECT_S_MAX)
         self._left_at.pop(name, None)
         host = self.hosts.get(name)
         for identifier, preseed in self.by_id.items():
@@ -324,12 +358,16 @@ class Preseeds:
                 self._dirty[identifier] = None
 
     def _gone(self, name: str, now: float) -> None:
-        self._left_at[name] = self._left_at.pop(name, now)  # since it began to leave, if it reported that
-        if len(self._left_at) > LEFT_MAX:
-            del self._left_at[next(iter(self._left_at))]
+        self._leaves(name, self._left_at.get(name, now))  # since it began to leave, if it reported that
         for identifier, preseed in self.by_id.items():
             if name in preseed.holders:
                 self._dirty[identifier] = None
+
+    def _leaves(self, name: str, at: float) -> None:
+        self._left_at.pop(name, None)
+        self._left_at[name] = at
+        if len(self._left_at) > LEFT_MAX:
+            del self._left_at[next(iter(self._left_at))]
 
     def _reported(self, name: str, kept: Kept, now: float, out: list[Command]) -> None:
         preseed, host = self.by_id.get(kept.id), self.hosts.get(name)
@@ -339,6 +377,8 @@ class Preseeds:
             if len(self._unknown) < UNKNOWN_MAX:
                 self._unknown.setdefault((name, kept.id), False)
             return
+        if preseed is not None and kept.package not in ("", preseed.record.package):
+            kept = msgspec.structs.replace(kept, state="waiting", bytes_done=0)  # of an earlier order under this id
         if preseed is None or not preseed.stays(name, host, kept.state):
             if preseed is not None:
                 preseed.holders.pop(name, None)
@@ -384,7 +424,9 @@ class Preseeds:
             if changed != record:
                 preseed.saving = True
                 out.append(Save(changed))
-        return len(members) + (len(self.hosts) if preseed.picks else 0)
+        if preseed.picks:
+            return len(members) + len(self.hosts)
+        return len(members) + (len(self.hosts) // SELECTED_PER_VISIT if preseed.selector is not None else 0)
 
     def _send(self, preseed: Preseed, members: Iterable[str], now: float, out: list[Command]) -> None:
         record, hosts = preseed.record, self.hosts
@@ -421,7 +463,8 @@ class Preseeds:
             return replace(record, state="expired", ended_at=now)
         if record.state in ENDED:
             return record
-        picker = Picker(self.affinity, self.hosts, self._left_at, self._settled_at, self.asks_others, now, out)
+        settled_at = self._settled_at if self._trackers <= preseed.elsewhere.keys() else inf
+        picker = Picker(self.affinity, self.hosts, self._left_at, settled_at, self.asks_others, now, out)
         picked = picker.picks(preseed, states, others)
         if picked != record.picked:
             return replace(record, picked=picked)
@@ -435,7 +478,7 @@ class Preseeds:
 
     @property
     def _settled_at(self) -> float:
-        return self.started_at + self.grace_s
+        return max(self.started_at + self.grace_s, self._returning_until)
 
     def _settled(self, preseed: Preseed, now: float) -> bool:
         """Whether all members are known: hosts have had time to return, and each other tracker has
@@ -447,6 +490,10 @@ class Preseeds:
         return host.session if host is not None else None
 
     # -- answers
+
+    def all_known(self, identifier: str, *, now: float) -> bool:
+        """Whether all members of a preseed are known. Raises NotFound."""
+        return self._settled(self.find(identifier), now)
 
     def progress(self, identifier: str, *, now: float) -> Progress:
         """Raises NotFound."""

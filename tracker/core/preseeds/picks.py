@@ -33,10 +33,12 @@ class Picker:
     """Those of them with their home here."""
 
     left_at: Mapping[str, float]
-    """When hosts left, or reported that they were about to."""
+    """When hosts left, or reported that they were about to, or when another tracker reported them
+    no more."""
 
     settled_at: float
-    """When all hosts have had time to return since the tracker's start."""
+    """When all hosts have had time to return since the tracker's start; never, while another one
+    that has just started reports none yet."""
 
     asks_others: bool
     """The other trackers can be asked of their hosts."""

@@ -227,6 +227,10 @@ class Preseed:
     pool_hosts: int = 0
     """Hosts that could be picked at the last pick, of all trackers that answered then."""
 
+    guesses: dict[str, str] = field(default_factory=dict)
+    """By a name that no host has the one that was most like it, for people; of some names only, as
+    it takes long to find."""
+
     wake_at: float = inf
     """When to look at the preseed though nothing happens."""
 

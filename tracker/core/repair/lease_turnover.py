@@ -28,7 +28,7 @@ from itertools import islice
 
 from p2pdist.model.digest import Digest
 from tracker.core.member import FROM_ORIGIN, Member
-from tracker.core.origin.leases import RESCUES_BEYOND, Leases
+from tracker.core.origin.leases import RESCUES_BEYOND, Leases, OriginRates
 from tracker.core.planning.rescue import first_idle, is_full
 from tracker.core.planning.schedule import Schedule
 from tracker.core.policy.book import PolicyBook
@@ -83,6 +83,8 @@ class LeaseTurnover:
     """Running mean of the time from a grant to the first verified piece. `progressed`."""
     measured: bool = False
     """Whether any such time is known: else the origin may be slow for all. `progressed`."""
+    rates: OriginRates = field(default_factory=OriginRates)
+    """How fast holders may read, as they were told."""
     waiting: dict[Digest, None] = field(default_factory=dict)
     """Keys of swarms that wait for a lease. `planned`, `look`."""
     _reading: dict[Digest, None] = field(default_factory=dict)
