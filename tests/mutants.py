@@ -694,7 +694,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "evict for readers what users pulled",
         "p2pdist/agent/pull/readers.py",
-        "        while room_left(self._store) < sum(claimed):",
+        "        while room_left(self._store) < self._claimed_bytes():",
         "        while False:",
         ("tests/system/test_strangers.py::test_reading_evicts_nothing_that_was_pulled",),
     ),
