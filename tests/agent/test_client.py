@@ -300,12 +300,13 @@ async def test_a_signal_ends_pulls_of_several_packages(place: Path, answers: boo
     """Soon, and the command does not wait for its threads: their pulls go on for ever, or the agent
     does not even answer."""
     asked: set[str] = set()
+    over = asyncio.Event()
 
     async def pull(request: web.Request) -> web.Response:
         package = str((await request.json())["package"])
         asked.add(package)
         if not answers:
-            await asyncio.sleep(3600)
+            await over.wait()
         return answer(PullStatus("p1", "running", package, DIGEST, 900, 300, 100, 200, 0, 0.5), 202)
 
     async def pulled(request: web.Request) -> web.Response:
@@ -326,6 +327,7 @@ async def test_a_signal_ends_pulls_of_several_packages(place: Path, answers: boo
                 said, complained = await to_thread(process.communicate, timeout=20)
             finally:
                 process.kill()
+                over.set()  # else the server waits for its handlers for a minute
     assert (process.returncode, said) == (130, "") and "p2pdist: interrupted" in complained.splitlines()
     assert len(asked) == 4, "those behind them are not begun"
 
