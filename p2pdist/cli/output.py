@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +19,6 @@ import msgspec
 
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen, printable
 from p2pdist.model.manifest import CATALOG_TYPE, SEALED_TYPE, Descriptor
-from p2pdist.model.url import without_secrets
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -260,6 +258,8 @@ def ended(code: int, failure: BaseException | None, unwritten: OSError | None, *
 
 def _of_echo(failure: OSError) -> bool:
     """Whether it was met while something was printed."""
+    import traceback
+
     frames = list(traceback.walk_tb(failure.__traceback__))
     return frames[-1][0].f_code is click.echo.__code__
 
@@ -273,7 +273,12 @@ def report(error: BaseException, *, as_json: bool) -> int:
         return INTERRUPTED
     if isinstance(error, click.ClickException):
         return _report_usage(error, as_json=as_json)
+
+    from p2pdist.model.url import without_secrets
+
     if os.environ.get("P2PDIST_DEBUG") == "1":
+        import traceback
+
         _lines(without_secrets("".join(traceback.format_exception(error)).rstrip()))
     if isinstance(error, P2PDistError):
         failure = error

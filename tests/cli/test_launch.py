@@ -167,6 +167,19 @@ def test_ctrl_c_before_a_command_begins_is_silent(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
+def test_a_command_looks_for_no_garbage_while_it_starts(tmp_path: Path) -> None:
+    """What imports make stays, and what is left at the end goes with the process."""
+    count = "sum(each['collections'] for each in gc.get_stats())"
+    script = (
+        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
+        f"{AS_COMMAND}before = {count}\n"
+        "from p2pdist.cli.main import main\n"
+        f"try: main(['run', '--socket', {str(tmp_path / 'none')!r}, 'app:v1'])\n"
+        f"except SystemExit: print({count} - before)"
+    )
+    assert run(sys.executable, "-c", script).stdout == "0\nTrue\n"
+
+
 def test_a_hangup_reaches_an_event_loop_that_takes_ctrl_c() -> None:
     script = (
         "import asyncio, os, signal; from p2pdist.cli import main\n"
