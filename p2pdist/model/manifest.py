@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pdist.model.digest import Digest, WireDigest, digest_of, hex_of, is_digest, parse_digest
-from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, UsageError
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, TooLarge, UsageError
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PieceLayout, encoded_size
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -245,10 +245,18 @@ def _canonical(value: Any) -> bytes:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Canonical bytes of a manifest: equal packages have equal digests."""
+    """Canonical bytes of a manifest: equal packages have equal digests. Raises TooLarge for one
+    that no host would take."""
     layers = [_plain(layer) for layer in (*manifest.layers, *manifest.parts, *manifest.piece_lists)]
     kind = manifest.artifact_type or msgspec.UNSET
-    return _canonical(_Manifest(2, _plain(manifest.config), layers, artifact_type=kind))
+    data = _canonical(_Manifest(2, _plain(manifest.config), layers, artifact_type=kind))
+    for what, size in (("manifest", len(data)), ("config", manifest.config.size)):
+        if size > MANIFEST_BYTES_MAX:
+            raise TooLarge(
+                f"the package would have a {what} of {size} bytes, over the limit of {MANIFEST_BYTES_MAX}",
+                remedy="Pack fewer files with shorter paths, or a tree; leave long values out of the config",
+            )
+    return data
 
 
 def _descriptor(plain: _Descriptor) -> Descriptor:

@@ -12,7 +12,7 @@ import pytest
 from blake3 import blake3
 
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import Corrupt, NotFound, UsageError
+from p2pdist.model.errors import Corrupt, NotFound, TooLarge, UsageError
 from p2pdist.model.manifest import (
     SQUASHFS_TYPE,
     Manifest,
@@ -261,6 +261,23 @@ async def test_odd_requests_are_refused(layout: LocalLayout, sources: dict[str, 
         with pytest.raises(UsageError, match="outside the package"):
             await pack(sources["app"], V1, layout, settings=Settings(working_dir=outside))
     assert not list(layout.scratch().iterdir())
+
+
+async def test_what_no_host_would_take_is_not_packed(
+    layout: LocalLayout, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of many files with long paths, or with a long config: no tag names it."""
+    deep = (tmp_path / "model").joinpath(*["x" * 240] * 15)
+    deep.mkdir(parents=True)
+    for number in range(1000):
+        (deep / f"{number:0200d}").write_bytes(b"x")
+    with pytest.raises(TooLarge, match="manifest"):
+        await pack_model(tmp_path / "model", V1, layout)
+    long = [f"V{number}={'x' * 100_000}" for number in range(42)]
+    with pytest.raises(TooLarge, match="config"):
+        await pack(sources["app"], V1, layout, settings=Settings(env=long))
+    with pytest.raises(NotFound):
+        await layout.resolve(V1)
 
 
 async def test_differences_are_told_layer_by_layer(layout: LocalLayout, sources: dict[str, Path]) -> None:
