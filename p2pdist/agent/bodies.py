@@ -19,12 +19,16 @@ from p2pdist.agent.pull.registry import ClientInterest
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.gateway.answers import Late, Sent
 from p2pdist.model.digest import Digest
+from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.connections import in_use
 from p2pdist.transfer.stream.ranges import RangeOptions, requested_part, serve_range
 
 BYTES_TYPE = "application/octet-stream"
+
+ATTEMPTS = 3
+"""So often a blob may be evicted between its fetch and its reading."""
 
 Brought = tuple[Blob, BlobPull | None]
 """A blob, not yet held, and its pull; None when the blob is complete."""
@@ -59,6 +63,21 @@ class BlobBodies:
             stack.enter_context(in_use(request))
             if self._interest is not None:
                 stack.enter_context(self._interest.asking(digest))
+            blob, pull = await self._held(stack, digest, fetch, options)
+            body = read(pull) if pull is not None else None
+            if isinstance(body, DemandedBody):
+                stack.callback(body.close)
+            return await self._send(request, blob, body, options, flow)
+
+    async def _held(
+        self,
+        stack: contextlib.ExitStack,
+        digest: Digest,
+        fetch: Callable[[], Awaitable[Brought]],
+        options: RangeOptions,
+    ) -> Brought:
+        """The blob, which `stack` holds, and its pull. Raises what `send` raises."""
+        for _ in range(ATTEMPTS):
             begun = asyncio.create_task(self._begin(digest, fetch))
             self._beginning.add(begun)
             begun.add_done_callback(self._begun)
@@ -68,11 +87,10 @@ class BlobBodies:
             except TimeoutError:
                 why = f"{digest} does not begin to come in the time that a client may wait"
                 raise Late(why, remedy="Ask again") from None
-            stack.enter_context(blob.held())
-            body = read(pull) if pull is not None else None
-            if isinstance(body, DemandedBody):
-                stack.callback(body.close)
-            return await self._send(request, blob, body, options, flow)
+            with contextlib.suppress(NotFound):  # evicted this very moment: clients would take it for nowhere
+                stack.enter_context(blob.held())
+                return blob, pull
+        raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
 
     async def _begin(self, digest: Digest, fetch: Callable[[], Awaitable[Brought]]) -> Brought:
         stored = self._store.get(digest)

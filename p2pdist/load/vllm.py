@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pdist.load.tensors import safetensors
-from p2pdist.model.errors import Corrupt
+from p2pdist.model.errors import Corrupt, NotFound
 
 FORMAT = "p2pdist"
 INDEX = "model.safetensors.index.json"
@@ -59,8 +59,11 @@ def loader_class(base: type[Any]) -> type[Any]:
             """Nothing: files come as they are loaded."""
 
         def load_weights(self, model: Any, model_config: Any) -> None:
-            """Load the weights into a model."""
-            model.load_weights(self.get_all_weights(model_config, model))
+            """Load the weights into a model. Raises Corrupt where some are nowhere, which would be
+            whatever the memory held."""
+            loaded = model.load_weights(self.get_all_weights(model_config, model))
+            if loaded is not None and getattr(model_config, "quantization", None) is None:
+                _require_all({name for name, _ in model.named_parameters()} - set(loaded), self._source)
 
         def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
             """Names and tensors, on the CPU."""
@@ -71,14 +74,29 @@ def loader_class(base: type[Any]) -> type[Any]:
     return P2PDistModelLoader
 
 
+def _require_all(missing: set[str], source: str) -> None:
+    """Raises Corrupt where parameters of a model have got no weights. As in vLLM's own loader, not
+    of a quantized model, some of whose parameters are computed, nor where the model does not say
+    what it has loaded."""
+    if missing:
+        raise Corrupt(
+            f"{source or 'the model'} has no weights for {len(missing)} parameters, such as {min(missing)[:200]}",
+            remedy="See that all its files are there, and that it is one of this model",
+        )
+
+
 def weights_of(source: str, model: str, revision: str | None) -> tuple[str | Path, Callable[[str], bool]]:
     """What `safetensors` is to load, and which files of it. Raises Corrupt for an index that is
-    none."""
+    none, NotFound where a file that it names is not there."""
     if source:
         return source, lambda path: True
     if os.path.isdir(model):
         index = Path(model, INDEX)
-        return Path(model), _chosen(index if index.is_file() else None)
+        if not index.is_file():
+            return Path(model), _chosen(None)
+        if absent := sorted(name for name in _names_in(index) if not Path(model, name).is_file()):
+            raise NotFound(f"{index} names {absent[0][:200]}, which is not there", remedy="Download it again")
+        return Path(model), _chosen(index)
     return f"hf://{model}@{revision}" if revision else f"hf://{model}", _chosen(_hub_index(model, revision))
 
 
@@ -96,8 +114,16 @@ def _hub_index(model: str, revision: str | None) -> Path | None:
 def _chosen(index: Path | None) -> Callable[[str], bool]:
     if index is None:
         return lambda path: "/" not in path
+    names = _names_in(index)
+    return lambda path: path in names
+
+
+def _names_in(index: Path) -> frozenset[str]:
+    """The files that an index names."""
     try:
         names = frozenset(json.loads(index.read_bytes())["weight_map"].values())
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise Corrupt(f"{index} is no index of files", remedy="Download it again") from error
-    return lambda path: path in names
+    if not all(isinstance(name, str) for name in names):
+        raise Corrupt(f"{index} is no index of files", remedy="Download it again")
+    return names

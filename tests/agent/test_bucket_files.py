@@ -19,8 +19,9 @@ from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.s3 import make_s3_app
+from p2pdist.agent.bodies import Brought
 from p2pdist.agent.buckets import package
-from p2pdist.agent.buckets.blobs import DESCRIBED_AT_ONCE, OriginBlobs
+from p2pdist.agent.buckets.blobs import DESCRIBED_AT_ONCE, NamedBlob, OriginBlobs
 from p2pdist.agent.buckets.files import PackageFiles, files_of
 from p2pdist.agent.buckets.settings import BucketSettings, S3Settings, parse_bucket, s3_settings
 from p2pdist.agent.pull.blob import BlobPull
@@ -199,6 +200,35 @@ async def test_a_blob_of_which_nothing_can_be_said_keeps_clients_from_no_other(
             async with asyncio.timeout(60), http.get(f"/blobs/{path}") as answer:
                 assert answer.status == status, path
                 assert await answer.read() == b"sound" or status != 200
+
+
+async def test_a_blob_that_is_evicted_as_it_is_given_is_brought_again(
+    origin: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another pull makes room between the fetch of a blob and its reading: it is not nowhere."""
+    (tmp_path / "content").write_bytes(b"content")
+    digest = (await push_blob(tmp_path / "content", origin)).digest
+    agent = Agent(AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0))
+    evicted, fetch = False, OriginBlobs.fetch
+
+    async def evict(blobs: OriginBlobs, blob: NamedBlob) -> Brought:
+        nonlocal evicted
+        brought = await fetch(blobs, blob)
+        if not evicted:
+            evicted = True
+            await asyncio.to_thread(agent.store.remove, digest)
+        return brought
+
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(agent.stop)
+        await agent.start()
+        port = await serve(stack, make_s3_app(agent, S3Settings((BucketSettings("blobs", blobs=((b"a", digest),)),))))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        assert (await pulled(agent, blob=str(digest))).error is None
+        monkeypatch.setattr(OriginBlobs, "fetch", evict)
+        async with asyncio.timeout(60), http.get("/blobs/a") as answer:
+            assert (answer.status, await answer.read()) == (200, b"content")
+        assert evicted
 
 
 async def test_a_tag_that_cannot_be_looked_up_delays_one_request_alone(

@@ -17,6 +17,7 @@ from image_site import ImageSite, image_site, pulled, serve
 from registry_rig import Realm, Registry, needs_registry, running_registry
 
 from p2pdist.agent.agent import Agent
+from p2pdist.agent.images import lists
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable, UsageError
 from p2pdist.model.image import image_name, parse_image
@@ -24,6 +25,7 @@ from p2pdist.model.messages import PROTOCOL_VERSION, Welcome, encode
 from p2pdist.model.preseed import PreseedRequest, RankRequest
 from p2pdist.model.upstream import parse_upstream
 from p2pdist.package.archive.import_ import this_platform
+from p2pdist.store import pins
 from tracker.core.policy.table import read_table
 
 HERE = this_platform().architecture
@@ -52,6 +54,24 @@ def held(agent: Agent, image: Made) -> dict[Digest, bytes]:
     """The image's blobs as the agent's store has them whole."""
     found = {digest: agent.store.get(digest) for digest in image.blobs}
     return {digest: blob.path.read_bytes() for digest, blob in found.items() if blob is not None and blob.complete}
+
+
+async def test_lists_that_clients_ask_for_make_no_host_forget_its_images(
+    odd: Odd, site: ImageSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Referrers of any type, and tags behind any tag, are a list each: whoever reaches the mirror
+    could have a host lose what tags and digests of its images name."""
+    monkeypatch.setattr(pins, "IMAGE_RECORDS_MAX", 40)
+    monkeypatch.setattr(lists, "LISTS_MAX", 10)
+    image = publish(odd)
+    agent, name = await site.agent("h1"), image_name(odd.address, "team/app")
+    assert (await pulled(agent, f"docker://{odd.address}/team/app:v1")).error is None
+    before = {(record.name, record.target) for record in agent.store.images.list()}
+    for number in range(60):
+        await agent.images.referrers(name, image.digest, f"application/kind-{number}")
+    kept = {(record.name, record.target) for record in agent.store.images.list()}
+    assert before <= kept and len(kept - before) == 10
+    assert image.digest in {target for _, target in kept}
 
 
 @pytest.mark.usefixtures("unhurried")

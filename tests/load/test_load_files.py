@@ -23,7 +23,9 @@ def tensors_of_all_types() -> dict[str, object]:
     types = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8]
     made = {str(kind): torch.arange(24).reshape(2, 3, 4).to(kind) for kind in types}
     made |= {"bool": torch.tensor([True, False, True]), "scalar": torch.tensor(3.5), "empty": torch.empty(0, 4)}
-    made |= {"f8": torch.ones(3).to(torch.float8_e4m3fn), "odd": torch.ones(7, dtype=torch.uint8)}
+    kinds = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+    made |= {str(kind): torch.ones(3).to(kind) for kind in kinds}
+    made |= {"odd": torch.ones(7, dtype=torch.uint8)}
     return made
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from site_rig import Site, running_site
+from site_rig import Background, Site, running_site
 
 torch = pytest.importorskip("torch")
 import safetensors.torch as reference  # noqa: E402
 
-from p2pdist.agent.api.client import LocalClient  # noqa: E402
+from p2pdist.agent.api.client import AWAY_S_MAX, LocalClient  # noqa: E402
 from p2pdist.load import safetensors  # noqa: E402
-from p2pdist.model.errors import Corrupt, NotFound, UsageError  # noqa: E402
+from p2pdist.model.errors import Corrupt, NotFound, Unavailable, UsageError  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -77,3 +78,27 @@ def test_wrong_bytes_of_the_origin_are_no_tensor(site: Site) -> None:
     site.origin.spoil[digest.removeprefix("sha256:")] = "alter"
     with pytest.raises(Corrupt):
         next(safetensors("models/m:v1", socket=agent.socket))
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_loading_goes_on_over_a_restart_of_the_agent(site: Site, end: str) -> None:
+    """As while it is upgraded: what had come is there, the rest comes through the next one."""
+    _, file = publish(site, "models/m:v1", "--format", "modelpack")
+    (agent,) = site.agents(1)
+    expected = reference.load_file(file)
+    site.origin.rate_bytes_s = 512 << 10
+    loading = safetensors("models/m:v1", socket=agent.socket)
+    found = dict([next(loading)])
+    rest = Background(lambda: found.update(loading))
+    getattr(agent, end)()
+    site.origin.rate_bytes_s = 0.0
+    agent.start()
+    rest.result()
+    assert found.keys() == expected.keys() and all(torch.equal(found[each], expected[each]) for each in expected)
+
+
+def test_without_an_agent_loading_fails_at_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="no agent answers"):
+        next(safetensors(f"sha256:{'0' * 64}", socket=tmp_path / "none"))
+    assert time.monotonic() - began < AWAY_S_MAX

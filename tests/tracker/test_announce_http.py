@@ -25,6 +25,7 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding
 from p2pdist.model.torrent import decode_torrent
+from tracker import joined_reads
 from tracker.core.bittorrent.announce import NUMWANT, AnnounceAnswer, Contact
 from tracker.core.events import Received, SessionClosed
 from tracker.http.bittorrent import FIELDS_MAX, SCRAPE_MAX, announce_of, encode_answer, parse_query
@@ -315,6 +316,27 @@ async def test_what_was_pushed_without_a_torrent_has_none(site: TorrentSite) -> 
     assert (await site.problem("/v1/packages/b:v1/torrent"))[0] == 404
     assert (await site.problem("/v1/packages/B/torrent"))[0] == 400
     assert (await site.problem("/v1/blobs/nonsense/torrent"))[0] == 400
+
+
+@pytest.mark.parametrize("kind", ["blob", "package", "announce"])
+async def test_one_address_causes_a_bounded_number_of_misses(
+    site: TorrentSite, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Whoever reaches the tracker may ask for a torrent: each that is not there costs requests at
+    central storage."""
+    monkeypatch.setattr(joined_reads, "MISSES_BURST", 5)
+    monkeypatch.setattr(joined_reads, "MISSES_PER_S", 0.001)
+    answers = []
+    for number in range(20):
+        digest = digest_of(b"%d" % number)
+        if kind == "announce":
+            query = f"{announce_query(bytes(20))}&blob={digest}"
+            answers.append((await site.ask("/announce", query))[b"failure reason"].decode())
+        else:
+            path = f"/v1/blobs/{digest}/torrent" if kind == "blob" else f"/v1/packages/team/none:{number}/torrent"
+            answers.append((await site.problem(path))[1]["detail"])
+    refused = ["asks for too much" in answer for answer in answers]
+    assert refused == [False] * 6 + [True] * 14, answers
 
 
 async def test_a_layer_of_a_package_may_have_its_own_torrent(site: TorrentSite) -> None:

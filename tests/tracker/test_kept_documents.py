@@ -10,8 +10,12 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import P2PDistError
+from p2pdist.model.image_manifest import TagPage
 from p2pdist.model.manifest import Descriptor
+from tracker.state import documents as documents_of_state
 from tracker.state.documents import FILE_NAME, Documents
+from tracker.upstreams import lists as kept_lists
+from tracker.upstreams.lists import LastLists
 
 
 def test_a_document_outlives_the_tracker(tmp_path: Path) -> None:
@@ -42,6 +46,26 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     documents.write(digest_of(contents[2]), contents[2])
     assert [documents.read(digest_of(each)) is not None for each in contents] == [True, False, True]
     documents.close()
+
+
+async def test_lists_that_clients_ask_for_push_out_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as what tags mean: pages behind any tag, and referrers of any type, are a list each."""
+    monkeypatch.setattr(documents_of_state, "DESCRIPTORS_MAX", 20)
+    monkeypatch.setattr(kept_lists, "KEPT_MAX", 10)
+    tag = Descriptor("text/plain", digest_of(b"data"), 4)
+    with closing(Documents(tmp_path)) as documents:
+        documents.note({"image a:v1": tag})
+        lists = LastLists(documents)
+        for number in range(60):
+            await lists.keep(f"tags a {number} ", TagPage((f"v{number}",), False))
+        assert documents.recall("image a:v1") == tag
+        kept = [documents.recall(f"list tags a {number} ") is not None for number in range(60)]
+        assert kept == [False] * 50 + [True] * 10
+        for number in range(30):
+            documents.note({f"image b:{number}": tag})
+        assert [documents.recall(f"image b:{number}") is not None for number in range(30)] == [False] * 10 + [True] * 20
 
 
 def test_what_is_no_document_or_descriptor_any_more_is_not_there(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.bittorrent.addresses import packed_ip
 from tracker.core.bittorrent.announce import Announce, AnnounceAnswer, AnnounceEvent, Contact
 from tracker.http.keys import SERVICE
+from tracker.joined_reads import ASKER
 from tracker.service import Service
 
 TORRENT_FILE_TYPE = "application/x-bittorrent"
@@ -82,6 +83,12 @@ def _require_public(service: Service, names: Iterable[str], what: str) -> None:
         raise NotFound(f"{what} has no torrent", remedy="Pull it with p2pdist: BitTorrent is for public packages")
 
 
+def _asked(request: web.Request) -> Service:
+    """The tracker, whose content is read on account of the address that asks."""
+    ASKER.set(request.remote or "")
+    return request.app[SERVICE]
+
+
 def _register_torrent(service: Service, torrent: Torrent, blobs: tuple[Digest, ...]) -> None:
     service.announces.register((torrent.info_hash_v1, torrent.info_hash_v2[:20]), blobs)
     # Another torrent to its peers: they greet each other with the info hash.
@@ -90,7 +97,7 @@ def _register_torrent(service: Service, torrent: Torrent, blobs: tuple[Digest, .
 
 async def blob_torrent(request: web.Request) -> web.Response:
     """Serve the torrent of a blob, or its magnet link."""
-    service = request.app[SERVICE]
+    service = _asked(request)
     digest = parse_digest(request.match_info["digest"])
     torrent = await register_blob(service, digest)
     ip = packed_ip(f"{request.remote}:0") or b""
@@ -103,7 +110,7 @@ async def blob_torrent(request: web.Request) -> web.Response:
 
 async def package_torrent(request: web.Request) -> web.Response:
     """Serve the torrent of a package, or its magnet link."""
-    service = request.app[SERVICE]
+    service = _asked(request)
     reference = parse_reference(request.match_info["reference"])
     _require_public(service, [reference.name], str(reference))
     digest = (await _resolved(service, reference)).digest
@@ -165,7 +172,7 @@ Fields = dict[str, list[bytes]]
 async def announce(request: web.Request) -> web.Response:
     """Take a BitTorrent peer's announce and name other peers. Failures are bencoded, with HTTP
     200."""
-    service = request.app[SERVICE]
+    service = _asked(request)
     try:
         fields = parse_query(request.rel_url.raw_query_string)
         event = announce_of(fields, remote_ip(request))

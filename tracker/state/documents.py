@@ -26,6 +26,8 @@ from tracker.state.files import StateDamaged, is_damage, make_private
 BYTES_MAX = 1 << 30
 DESCRIPTORS_MAX = 100_000
 FILE_NAME = "tracker.sqlite"
+LAST = "\U0010ffff"
+"""Comes after every other character."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,17 +76,26 @@ class Documents:
         except sqlite3.Error as error:
             logger.warning("%s cannot be written: %s", self._path, error)
 
-    def note(self, named: Mapping[str, Descriptor]) -> None:
-        """Keep what each name means, if the disk takes it."""
+    def note(self, named: Mapping[str, Descriptor], *, kind: str = "", kind_max: int = DESCRIPTORS_MAX) -> None:
+        """Keep what each name means, if the disk takes it; with a `kind`, of the names that begin
+        with it the latest `kind_max`."""
         rows = [(name, msgspec.json.encode(descriptor)) for name, descriptor in named.items()]
         try:
             with self._lock, self._database:
                 self._database.execute("BEGIN")
                 self._database.executemany("INSERT OR REPLACE INTO descriptors VALUES (?, ?)", rows)
                 self._database.execute(
-                    "DELETE FROM descriptors WHERE rowid <= (SELECT MAX(rowid) FROM descriptors) - ?",
+                    "DELETE FROM descriptors WHERE rowid IN (SELECT rowid FROM descriptors ORDER BY rowid "
+                    "LIMIT MAX(0, (SELECT COUNT(*) FROM descriptors) - ?))",
                     (DESCRIPTORS_MAX,),
                 )
+                if kind:
+                    of_kind = (kind, kind + LAST)
+                    self._database.execute(
+                        "DELETE FROM descriptors WHERE name BETWEEN ? AND ? AND rowid NOT IN (SELECT rowid FROM "
+                        "descriptors WHERE name BETWEEN ? AND ? ORDER BY rowid DESC LIMIT ?)",
+                        (*of_kind, *of_kind, kind_max),
+                    )
         except sqlite3.Error as error:
             logger.warning("%s cannot be written: %s", self._path, error)
 

@@ -16,6 +16,12 @@ from tracker.joined_reads import remember
 from tracker.state.documents import Documents
 
 LISTS_MAX = 500
+KEPT_MAX = 2_000
+"""Of those that outlive the process: clients choose pages and types, and what tags mean, which is
+kept beside, is limited as well."""
+
+KIND = "list "
+"""Begins the names of lists among documents."""
 
 ListKind = TypeVar("ListKind", TagPage, ImageDocument)
 
@@ -48,10 +54,11 @@ class LastLists:
 def _note(documents: Documents, key: str, data: bytes) -> None:
     digest = digest_of(data)
     documents.write(digest, data)
-    documents.note({f"list {key}": Descriptor(LIST_TYPE, digest, len(data))})
+    named = {f"{KIND}{key}": Descriptor(LIST_TYPE, digest, len(data))}
+    documents.note(named, kind=KIND, kind_max=KEPT_MAX)
 
 
 def _recall(documents: Documents, key: str) -> Listed | None:
-    named = documents.recall(f"list {key}")
+    named = documents.recall(f"{KIND}{key}")
     data = documents.read(named.digest) if named is not None and named.media_type == LIST_TYPE else None
     return decode_list(data) if data is not None else None

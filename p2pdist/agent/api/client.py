@@ -60,6 +60,9 @@ BYTES_S_MAX = 3600.0
 AWAY_S_MAX = 5.0
 """How long `pull` waits for an agent that does not answer, as while it restarts."""
 
+LOADS_AWAY_S_MAX = 30.0
+"""How long a program that loads weights waits for the next agent, where its agent ends."""
+
 LOST_MAX = 3
 """How often `pull` asks anew for what an agent that was killed no longer knows: one may be killed
 by the pull itself."""
@@ -80,6 +83,10 @@ class _Pins(msgspec.Struct):
     pins: list[PinStatus]
 
 
+class NoAgent(Unavailable):
+    """No agent takes connections, or one that did ended before it had answered."""
+
+
 class LocalClient:
     """A client of one agent. Every call raises the failure that the agent reports; Unavailable when
     no agent answers, within `answer_s` seconds for calls that are short; Refused when this user may
@@ -93,6 +100,8 @@ class LocalClient:
                 remedy="Give a shorter one with --socket or P2PDIST_SOCKET",
             )
         self._path, self._answer_s = socket_path, answer_s
+        self._answered = False
+        """Whether an agent has answered this client."""
         self._named = {HEADER: os.urandom(8).hex()}  # all calls of this client have one request's name in the logs
 
     @property
@@ -188,9 +197,20 @@ class LocalClient:
 
     def blob_file(self, digest: str, start: int, end: int, model: str = "") -> BlobFile:
         """Where in the store a blob is, once bytes `start` to `end` of it are there. A file of a
-        model of the hub is fetched from there if need be."""
+        model of the hub is fetched from there if need be. Where the agent ends meanwhile, the next
+        one goes on with it."""
         query = {"start": str(start), "end": str(end), **({"model": model} if model else {})}
-        return self._ask("GET", f"/v1/blobs/{digest}/file", BlobFile, query=query, timeout_s=BYTES_S_MAX)
+        away_until = 0.0
+        while True:
+            try:
+                return self._ask("GET", f"/v1/blobs/{digest}/file", BlobFile, query=query, timeout_s=BYTES_S_MAX)
+            except Unavailable as error:
+                now = time.monotonic()
+                away_until = away_until or now + LOADS_AWAY_S_MAX
+                ends = isinstance(error, NoAgent) or "stops" in error.details
+                if not ends or not self._answered or now >= away_until:
+                    raise
+            time.sleep(POLL_S)
 
     def model_files(self, reference: str) -> ModelFiles:
         """The files of a model."""
@@ -231,6 +251,7 @@ class LocalClient:
             raise self._no_answer(error) from error
         if data is None:
             raise P2PDistError(f"the agent on {self._path} answered more than {ANSWER_BYTES_MAX} bytes")
+        self._answered = True
         return self._decode(exchange.status, data, kind)
 
     def _lines(self, method: str, path: str, body: msgspec.Struct) -> Generator[bytes]:
@@ -258,8 +279,8 @@ class LocalClient:
         if isinstance(error, PermissionError):
             return _refused(self._path)
         if isinstance(error, TimeoutError):
-            reason, remedy = "it took too long", "See the agent's log"
-        elif type(error) is ConnectionError or isinstance(error, ConnectionResetError | BrokenPipeError):
+            return Unavailable(f"no agent answers on {self._path} (it took too long)", remedy="See the agent's log")
+        if type(error) is ConnectionError or isinstance(error, ConnectionResetError | BrokenPipeError):
             reason, remedy = (
                 str(error.strerror or error),
                 "See whether the agent still runs, and its log; then ask again",
@@ -269,7 +290,7 @@ class LocalClient:
             if isinstance(error, FileNotFoundError) and not self._path.parent.is_dir():
                 reason = f"there is no directory {self._path.parent}"
             remedy = "Start `p2pdist agent`, or name its socket with --socket or P2PDIST_SOCKET"
-        return Unavailable(f"no agent answers on {self._path} ({reason})", remedy=remedy)
+        return NoAgent(f"no agent answers on {self._path} ({reason})", remedy=remedy)
 
 
 def _refused(path: Path) -> Refused:

@@ -16,6 +16,10 @@ from p2pdist.model.image_manifest import ImageDocument, TagPage
 from p2pdist.origin.registry.upstream import UpstreamRepository
 from p2pdist.store.store import BlobStore
 
+LISTS_MAX = 500
+"""Lists that are kept, those that changed last: clients choose pages and types, and records of
+manifests, without which an image is not given, are limited as well."""
+
 Answer = TypeVar("Answer")
 ListKind = TypeVar("ListKind", TagPage, ImageDocument)
 
@@ -94,3 +98,6 @@ class ImageLists:
         if (data := encode_list(found)) is not None:
             self._store.put_document(data)
             self._store.images.record(name, (key,), digest_of(data), LIST_TYPE)
+            lists = [record for record in self._store.images.list() if record.media_type == LIST_TYPE]
+            for record in lists[:-LISTS_MAX]:
+                self._store.images.forget(record.name, [record.target])

@@ -64,7 +64,7 @@ from p2pdist.core.pull import (
 from p2pdist.core.transport import CutShort, Policy
 from p2pdist.core.vouched.whole import CheckWhole, Judge, VerifyPieces
 from p2pdist.model.address import by_name
-from p2pdist.model.errors import Corrupt, P2PDistError, foreseen
+from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable, foreseen
 from p2pdist.model.messages import Advance, Complaint, Holding, Judged, Priority, Report, Vouched
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Plan, Source
@@ -86,6 +86,12 @@ AHEAD_BYTES = 8 << 20
 EARLY_LOOK_S, EARLY_S = 0.03, 0.6
 """While nothing of a stripe has come, quiet streams are looked at so often in a pull's first
 moments: a first piece that is late by a tenth of a second is to be noticed."""
+
+
+def agent_stops() -> Unavailable:
+    """The failure of pulls whose agent ends; `stops` tells clients that the next agent goes on with
+    them."""
+    return Unavailable("the agent stops", remedy="Pull again when it has been started", stops=True)
 
 
 class PieceWaits:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from p2pdist.agent.caller import Caller
-from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.blob import BlobPull, agent_stops
 from p2pdist.agent.pull.image import BLOBS_AT_ONCE, SMALL_BLOBS_AT_ONCE, FetchBlob, HubSource, ImagePull, ImageSource
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import Sources, TreePull, together
@@ -303,7 +303,7 @@ class Pulls:
         if sum(1 for pull in self._pulls.values() if pull.seconds is None) >= PULLS_MAX:
             raise Unavailable(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
         if self._stopped:
-            raise _stops()
+            raise agent_stops()
         pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name, caller, unreachable=self._unreachable)
         pull.planned = planned
         self._pulls[pull.id] = pull
@@ -391,7 +391,7 @@ class Pulls:
             logger.exception("pull=%s reference=%s failed", pull.id, pull.reference)
         except asyncio.CancelledError:
             if self._stopped:
-                pull.state, pull.error = "failed", _stops()
+                pull.state, pull.error = "failed", agent_stops()
             raise
         finally:
             pull.seconds, pull.note = time.monotonic() - pull.started, ""
@@ -737,7 +737,3 @@ def _checked_name(request: PullRequest, caller: Caller) -> str:
     if request.output is not None:
         caller.require_able(f"write {request.output}")
     return canonical_reference(request.package) if request.package else str(parse_digest(request.blob or ""))
-
-
-def _stops() -> Unavailable:
-    return Unavailable("the agent stops", remedy="Pull again when it has been started")

@@ -21,7 +21,7 @@ from p2pdist.agent.access.service import AgentAccess
 from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.discovery.trackerless import Neighbourhood
 from p2pdist.agent.drain import Drain
-from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.blob import BlobPull, agent_stops
 from p2pdist.agent.pull.lists import PeerLists
 from p2pdist.agent.pull.origin import Origins, RangeSource
 from p2pdist.agent.pull.packages import Packages
@@ -211,7 +211,7 @@ class Registry:
     def stop_fetching(self, error: P2PDistError | None = None) -> None:
         """End all pulls, with `error`, or because the agent stops; what has arrived stays."""
         for pull in list(self._fetching.values()):
-            pull.reject(error or Unavailable("the agent stops", remedy="Pull again when it has been started"))
+            pull.reject(error or agent_stops())
 
     def leave_revoked(self) -> None:
         """Receive nothing more from hosts that are revoked."""
