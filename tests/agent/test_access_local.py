@@ -188,6 +188,42 @@ async def test_no_more_verifications_run_than_may(local: LocalSite) -> None:
 
 
 @pytest.mark.root
+async def test_pulls_of_users_leave_room_for_others(local: LocalSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pulls that get no plan do not end. One user has so many, all users have so many, and root has
+    the rest, whichever request began them."""
+    for name, most in (("PULLS_OF_USER_MAX", 2), ("PULLS_OF_USERS_MAX", 3), ("PULLS_MAX", 5)):
+        monkeypatch.setattr(f"p2pdist.agent.pull.pulls.{name}", most)
+    other, tracker = 5000, local.site.tracker
+    tracker.planning, tracker.local = False, {f"user:{USER}": ("*",), f"user:{other}": ("*",)}
+    await tracker.push_access()
+    await until(lambda: f"user:{other}" in local.running.agent.access.peers.local.by_subject)
+    for number in range(6):
+        await push_package(local.site.origin, f"team-a/p{number}:v1", b"%d" % number * 30_000)
+
+    async def pulled(uid: int, number: int) -> tuple[int, str]:
+        status, answer = await local.ask(uid, "POST", "/v1/pulls", {"package": f"team-a/p{number}:v1"})
+        return status, answer.get("detail", "")
+
+    assert [(await pulled(USER, number))[0] for number in (0, 1)] == [202, 202]
+    last = {"package": "team-a/p5:v1"}
+    for method, path, body in (
+        ("POST", "/v1/pulls", last),
+        ("POST", "/v1/pins", last),
+        ("POST", "/v1/mounts", last),
+        ("POST", "/v1/pins", {"package": digest_of(b"5" * 30_000)}),
+        ("GET", f"/v1/blobs/{digest_of(b'5' * 30_000)}", None),
+        ("GET", f"/v1/blobs/{digest_of(b'5' * 30_000)}/file", None),
+    ):
+        status, answer = await local.ask(USER, method, path, body)
+        assert status == 503 and f"of user {USER}" in answer["detail"], (method, path, answer)
+    assert not local.running.agent.store.pins.by_owner()
+    assert (await pulled(other, 2))[0] == 202
+    assert await pulled(other, 3) == (503, "3 pulls of users are running")
+    assert [(await pulled(0, number))[0] for number in (3, 4)] == [202, 202]
+    assert await pulled(0, 5) == (503, "5 pulls are running")
+
+
+@pytest.mark.root
 async def test_rules_reach_a_running_agent(local: LocalSite) -> None:
     local.site.tracker.local = {f"user:{USER}": ("*",)}
     await local.site.tracker.push_access()
