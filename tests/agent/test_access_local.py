@@ -141,6 +141,17 @@ async def test_pins_of_others_are_neither_seen_nor_removed(local: LocalSite) -> 
 
 
 @pytest.mark.root
+async def test_a_collection_removes_nothing_that_a_user_may_not_read(local: LocalSite) -> None:
+    """As for other requests, single blobs are those of the packages that they came with."""
+    store = local.running.agent.store
+    for record in store.packages.list():
+        store.packages.forget(record.reference)
+    for uid, left in ((999, [MINE, THEIRS]), (USER, [THEIRS]), (0, [])):
+        assert (await local.ask(uid, "POST", "/v1/collect", gid=GROUP if uid == USER else 999))[0] == 200
+        assert [blob for blob in (MINE, THEIRS) if store.get(digest_of(blob)) is not None] == left, uid
+
+
+@pytest.mark.root
 @pytest.mark.parametrize("owner", ["preseed:p1", "policy:team-a/x:v1", "slurm-7"])
 async def test_no_user_changes_what_the_system_pins(local: LocalSite, owner: str) -> None:
     assert (await local.ask(0, "POST", "/v1/pins", {"package": "team-a/x:v1", "owner": owner}))[0] == 200

@@ -653,7 +653,8 @@ async def _unpin(request: web.Request) -> web.Response:
 
 async def _collect(request: web.Request) -> web.Response:
     """Remove what no package names."""
-    return _answer(await request.app[AGENT].maintenance.collect())
+    agent = request.app[AGENT]
+    return _answer(await agent.maintenance.collect(partial(may_read_digest, agent, request)))
 
 
 async def _verify(request: web.Request) -> web.StreamResponse:

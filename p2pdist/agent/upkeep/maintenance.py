@@ -309,16 +309,16 @@ class Maintenance:
                     if self._store.get(digest) is not None and not trees.records.needing(digest):
                         self._store.remove(digest)
 
-    async def collect(self) -> Removed:
-        """Remove all that no package names, single blobs included, unless it is in use or
-        pinned."""
-        return await asyncio.to_thread(self._collect, self._pulls.parts())
+    async def collect(self, readable: Callable[[Digest], bool] = lambda digest: True) -> Removed:
+        """Remove all that no package names, and of single blobs those that are `readable`, unless
+        it is in use or pinned. `readable` is called in a thread."""
+        return await asyncio.to_thread(self._collect, self._pulls.parts(), readable)
 
-    def _collect(self, arriving: set[Digest]) -> Removed:
+    def _collect(self, arriving: set[Digest], readable: Callable[[Digest], bool]) -> Removed:
         before = self._store.usage().bytes_total
         self._remove_nameless()
         for blob in self._inventory.single_blobs(arriving):
-            if not self._store.pins.owners(blob.digest) and not blob.in_use:
+            if not self._store.pins.owners(blob.digest) and not blob.in_use and readable(blob.digest):
                 with contextlib.suppress(Conflict, NotFound):  # taken into use meanwhile, or gone
                     self._store.remove(blob.digest)
         self._store.collect()
