@@ -126,7 +126,7 @@ class PackageMounts:
         if request.lazy and (shown := await self._mount_lazily(request, caller)) is not None:
             self.observe(shown, began)
             return shown
-        package, release = await self._pulled(request.package)
+        package, release = await self._pulled(request.package, caller)
         try:
             began = time.monotonic()
             shown = await self._mount(package, request, caller)
@@ -198,14 +198,14 @@ class PackageMounts:
         digests, sizes = tuple(layer.digest for layer in layers), tuple(layer.size for layer in layers)
         return structs.replace(shown, images=digests, image_bytes=sizes, lazy=view.status())
 
-    async def _pulled(self, reference: str) -> tuple[Package, Callable[[], None]]:
+    async def _pulled(self, reference: str, caller: Caller | None) -> tuple[Package, Callable[[], None]]:
         """A package that is here and held, and what gives the claim up. Between the end of the pull
         and the claim the store may evict it."""
         for _ in range(ATTEMPTS - 1):
-            package = await self._pulls.package(reference)
+            package = await self._pulls.package(reference, caller)
             with suppress(NotFound, Conflict):
                 return package, self._hold(package.manifest)
-        package = await self._pulls.package(reference)
+        package = await self._pulls.package(reference, caller)
         return package, self._hold(package.manifest)
 
     async def _mount(self, package: Package, request: MountRequest, caller: Caller | None) -> MountStatus:

@@ -141,6 +141,17 @@ async def test_pins_of_others_are_neither_seen_nor_removed(local: LocalSite) -> 
 
 
 @pytest.mark.root
+async def test_a_collection_removes_nothing_that_a_user_may_not_read(local: LocalSite) -> None:
+    """As for other requests, single blobs are those of the packages that they came with."""
+    store = local.running.agent.store
+    for record in store.packages.list():
+        store.packages.forget(record.reference)
+    for uid, left in ((999, [MINE, THEIRS]), (USER, [THEIRS]), (0, [])):
+        assert (await local.ask(uid, "POST", "/v1/collect", gid=GROUP if uid == USER else 999))[0] == 200
+        assert [blob for blob in (MINE, THEIRS) if store.get(digest_of(blob)) is not None] == left, uid
+
+
+@pytest.mark.root
 @pytest.mark.parametrize("owner", ["preseed:p1", "policy:team-a/x:v1", "slurm-7"])
 async def test_no_user_changes_what_the_system_pins(local: LocalSite, owner: str) -> None:
     assert (await local.ask(0, "POST", "/v1/pins", {"package": "team-a/x:v1", "owner": owner}))[0] == 200
@@ -185,6 +196,42 @@ async def test_no_more_verifications_run_than_may(local: LocalSite) -> None:
         said = answer.decode() if isinstance(answer, bytes) else json.dumps(answer)
         assert (status, '"done":true' in said.replace(" ", "")) == ((200, True) if room else (503, False)), said
         assert room or "verifications" in answer["detail"]
+
+
+@pytest.mark.root
+async def test_pulls_of_users_leave_room_for_others(local: LocalSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pulls that get no plan do not end. One user has so many, all users have so many, and root has
+    the rest, whichever request began them."""
+    for name, most in (("PULLS_OF_USER_MAX", 2), ("PULLS_OF_USERS_MAX", 3), ("PULLS_MAX", 5)):
+        monkeypatch.setattr(f"p2pdist.agent.pull.pulls.{name}", most)
+    other, tracker = 5000, local.site.tracker
+    tracker.planning, tracker.local = False, {f"user:{USER}": ("*",), f"user:{other}": ("*",)}
+    await tracker.push_access()
+    await until(lambda: f"user:{other}" in local.running.agent.access.peers.local.by_subject)
+    for number in range(6):
+        await push_package(local.site.origin, f"team-a/p{number}:v1", b"%d" % number * 30_000)
+
+    async def pulled(uid: int, number: int) -> tuple[int, str]:
+        status, answer = await local.ask(uid, "POST", "/v1/pulls", {"package": f"team-a/p{number}:v1"})
+        return status, answer.get("detail", "")
+
+    assert [(await pulled(USER, number))[0] for number in (0, 1)] == [202, 202]
+    last = {"package": "team-a/p5:v1"}
+    for method, path, body in (
+        ("POST", "/v1/pulls", last),
+        ("POST", "/v1/pins", last),
+        ("POST", "/v1/mounts", last),
+        ("POST", "/v1/pins", {"package": digest_of(b"5" * 30_000)}),
+        ("GET", f"/v1/blobs/{digest_of(b'5' * 30_000)}", None),
+        ("GET", f"/v1/blobs/{digest_of(b'5' * 30_000)}/file", None),
+    ):
+        status, answer = await local.ask(USER, method, path, body)
+        assert status == 503 and f"of user {USER}" in answer["detail"], (method, path, answer)
+    assert not local.running.agent.store.pins.by_owner()
+    assert (await pulled(other, 2))[0] == 202
+    assert await pulled(other, 3) == (503, "3 pulls of users are running")
+    assert [(await pulled(0, number))[0] for number in (3, 4)] == [202, 202]
+    assert await pulled(0, 5) == (503, "5 pulls are running")
 
 
 @pytest.mark.root

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -212,6 +213,25 @@ async def test_clients_of_the_network_read_public_images_and_by_tokens(fleet: Fl
             assert [await status(http, rig, name, given) for name in names] == expected
 
 
+async def test_a_client_of_the_network_tries_few_credentials_through_an_agent(
+    local: aiohttp.ClientSession, fleet: Fleet, realm: Realm
+) -> None:
+    """One that is known to be good goes on to count, and processes of the host may try any."""
+    rig, good = fleet.rig, basic(USER, PASSWORD)
+    async with aiohttp.ClientSession(rig.public, connector=aiohttp.TCPConnector(ssl=False)) as http:
+        assert await status(http, rig, "other/app", good) == 200
+        for number in range(20):
+            assert await status(http, rig, "other/app", basic(USER, f"wrong{number}")) == 404
+        asked = len(realm.accounts)
+        assert await status(http, rig, "other/app", basic(USER, "another")) == 503
+        assert await status(http, rig, "open/app", basic(USER, "another")) == 200
+        assert await status(http, rig, "other/app", good) == 200
+        assert len(realm.accounts) == asked
+    for number in range(21):
+        assert await status(local, rig, "other/app", basic(USER, f"wrong{number}")) == 404
+    assert await status(local, rig, "other/app", good) == 200
+
+
 async def test_blobs_are_judged_by_the_name_under_which_they_are_asked_for(
     local: aiohttp.ClientSession, fleet: Fleet, images: dict[str, Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,14 +310,15 @@ async def test_an_answer_of_a_registry_counts_for_a_while() -> None:
     registry = Registry()
     admission = Admission(lambda request: None, registry, lambda: now)  # type: ignore[arg-type, return-value]
     wanted = RegistryRequest("manifest", image_name("up.example", "a"), "v1")
+    request: Any = None  # wrong credentials are not counted here
     for allows, lasts_s in ((True, module.ALLOWED_S), (False, module.DENIED_S)):
         registry.allows, now = allows, now + 10_000
         before = len(asked)
-        assert await admission._upstream_lets(Credential("basic", "b", "a"), wanted) is allows
+        assert await admission._upstream_lets(Credential("basic", "b", "a"), wanted, request) is allows
         now += lasts_s - 1
-        assert await admission._upstream_lets(Credential("basic", "b", "a"), wanted) is allows
+        assert await admission._upstream_lets(Credential("basic", "b", "a"), wanted, request) is allows
         assert len(asked) == before + 1
         now += 2
-        await admission._upstream_lets(Credential("basic", "b", "a"), wanted)
+        await admission._upstream_lets(Credential("basic", "b", "a"), wanted, request)
         assert len(asked) == before + 2
     assert Patterns.parse(["up.example/*"], "x").match("up.example/a")

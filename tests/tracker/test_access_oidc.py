@@ -34,6 +34,8 @@ class Issuer:
         self.url, self.named, self.keys_url, self.redirect = "", "", "", ""
         self.asked = 0
         self.slow: asyncio.Event | None = None
+        self.fault = ""
+        """How it fails: "away", "broken", "strange" or "slow"."""
 
     def token(self, key: str = "rsa", *, algorithm: str = "", **more: Any) -> str:
         default, private = self.keys[key]
@@ -41,11 +43,29 @@ class Issuer:
         said = {name: value for name, value in (said | more).items() if value is not None}
         return jwt.encode(said, private, algorithm=algorithm or default, headers={"kid": key})
 
-    async def discovery(self, request: web.Request) -> web.Response:
+    async def discovery(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
+        if self.fault in ("broken", "slow"):
+            return await self.break_off(request)
+        if self.fault == "away":
+            raise web.HTTPServiceUnavailable
         return web.json_response({"issuer": self.named or self.url, "jwks_uri": self.keys_url or f"{self.url}/keys"})
 
+    async def break_off(self, request: web.Request) -> web.StreamResponse:
+        """Answer in chunks, slowly if need be, and not to the end."""
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        for _ in range(1000 if self.fault == "slow" else 1):
+            await response.write(b" ")
+            await asyncio.sleep(0.01)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
     async def jwks(self, request: web.Request) -> web.Response:
+        if self.fault == "strange":
+            return web.json_response({"keys": [["no", "key"]]})
         if self.slow is not None:
             await self.slow.wait()
         if self.redirect and "127.0.0.1" in request.host:
@@ -163,6 +183,38 @@ async def test_new_keys_of_the_issuer_are_read_and_strange_ones_ask_it_seldom(
     assert issuer.asked == 1
     monkeypatch.setattr(oidc, "REFRESH_S", 0.0)
     assert await hosts(site, issuer.token("new", groups="admins")) == b"[]"
+
+
+@pytest.mark.parametrize("fault", ["away", "broken", "strange", "slow"])
+async def test_no_token_is_called_wrong_while_the_issuer_does_not_state_its_keys(
+    site: AccessSite, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(oidc, "READ_S_MAX", 0.3 if fault == "slow" else oidc.READ_S_MAX)
+    issuer.fault = fault
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="does not state its keys"):
+            await hosts(site, issuer.token(groups="admins"))
+    assert issuer.asked == 1
+    issuer.fault = ""
+    monkeypatch.setattr(oidc, "REFRESH_S", 0.0)
+    assert await hosts(site, issuer.token(groups="admins")) == b"[]"
+
+
+async def test_a_key_that_was_withdrawn_ends_when_the_issuer_is_back(
+    site: AccessSite, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is away, what it stated last holds, and it is asked again soon."""
+    await hosts(site, issuer.token(groups="admins"))
+    token, asked, issuer.fault = issuer.token(groups="admins"), issuer.asked, "away"
+    monkeypatch.setattr(oidc, "KEPT_S", 0.0)
+    monkeypatch.setattr(oidc, "REFRESH_S", 0.0)
+    for _ in range(2):
+        assert await hosts(site, token) == b"[]"
+    assert issuer.asked == asked + 2
+    del issuer.keys["rsa"]
+    issuer.fault = ""
+    with pytest.raises(Unauthenticated, match="does not state"):
+        await hosts(site, token)
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,20 @@ import msgspec
 import pytest
 from access_rig import ACCESS, LOOK_S, SIZE, AccessSite, Agent, Session, access_site, ask
 from aiohttp import web
+from waits import until
 from yarl import URL
 
 from p2pdist.credentials.authority import TRACKER_DNS
 from p2pdist.model.access import decode_ticket
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, NotFound, Refused
+from p2pdist.model.fleet import EvictRequest
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
     Advance,
     Assign,
+    Condition,
+    Evict,
     Hello,
     Holding,
     Holdings,
@@ -49,6 +53,34 @@ LAYOUT = PieceLayout(SIZE, PIECE)
 async def site(tmp_path: Path) -> AsyncIterator[AccessSite]:
     async with access_site(tmp_path) as found:
         yield found
+
+
+async def test_an_operator_evicts_no_package_that_it_may_not_read(tmp_path: Path) -> None:
+    """Hosts evict what a digest names, so it must be one of the name: whatever the request calls
+    it, and whether or not the package exists."""
+    role = '\n[role.team]\nmay = ["hosts"]\nread = ["team-a/*"]\n'
+    async with access_site(tmp_path, ACCESS + role) as site:
+        session = await (await site.join("h1")).session()
+        await session.hear(Welcome)
+        await session.say(Condition("1", 0, None, 0))
+        await until(lambda: site.service.desk.conditions)
+        ours = await site.stranger(site.token("team"))
+        mine, theirs = site.manifests["team-a/x:v1"], site.manifests["team-b/y:v1"]
+        for package, digest in (
+            ("team-b/y:v1", ""),
+            ("team-a/x:v1", theirs),
+            (f"team-a/x@{theirs}", ""),
+            (f"team-a/x@{mine}", theirs),
+            ("team-a/x:v1", "sha256:" + "ab" * 32),
+        ):
+            with pytest.raises(NotFound):
+                await ask(ours, "POST", "/v1/evictions", EvictRequest(package, digest, everywhere=True, wait_s=0))
+        assert site.service.desk._waiting == {}
+        await ask(ours, "GET", "/v1/resolve?reference=team-a/x:v1")
+        for package, digest in (("team-a/x:v1", ""), ("team-a/x:v1", mine), (f"team-a/x@{mine}", "")):
+            await ask(ours, "POST", "/v1/evictions", EvictRequest(package, digest, everywhere=True, wait_s=0))
+            heard = await session.hear(Evict)
+            assert (heard.package, heard.digest) == (package, digest), "of those before it heard nothing"
 
 
 def test_every_route_names_its_right() -> None:

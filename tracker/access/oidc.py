@@ -1,13 +1,17 @@
 """People with tokens of an OpenID Connect issuer (OpenID Connect Core 1.0; Discovery 1.0).
 
-The issuer's keys are read when a token is first shown, in a thread, and kept; a key that is not
-among them makes them be read again, at most every REFRESH_S.
+The issuer's keys are read when a token is first shown, in a thread, and kept for KEPT_S; a key that
+is not among them makes them be read sooner. The issuer is asked at most every REFRESH_S. While it
+does not state its keys, those that it stated last hold, and of others it cannot be said whether
+they are its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import logging
 import re
 import time
 import urllib.request
@@ -26,9 +30,22 @@ REFRESH_S = 30.0
 KEPT_S = 3600.0
 READ_S_MAX = 5.0
 DOCUMENT_BYTES_MAX = 1 << 20
+READ_BYTES = 1 << 16
+
+logger = logging.getLogger(__name__)
 
 _SUBJECT = re.compile(r"[!-~]{1,200}\Z")
 _REMEDY = "Log in with the issuer again"
+_BROKEN = (
+    OSError,
+    http.client.HTTPException,
+    jwt.PyJWTError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
+"""What reading the keys may raise where the issuer breaks off, or answers something else."""
 
 
 class OidcIssuer:
@@ -38,6 +55,10 @@ class OidcIssuer:
         self.document = document
         self._keys: dict[str, Any] = {}
         self._read_at = -KEPT_S
+        """When it stated them last."""
+        self._asked_at = -REFRESH_S
+        self._failure: Unavailable | None = None
+        """Why it did not state them when it was asked last."""
         self._reading = asyncio.Lock()
 
     async def identity(self, text: str, rules: AccessRules) -> Identity:
@@ -84,16 +105,30 @@ class OidcIssuer:
             raise Unauthenticated("the token cannot be read", remedy=_REMEDY) from error
         if not isinstance(name, str):
             raise Unauthenticated("the token names no key", remedy=_REMEDY)
-        if name in self._keys and time.monotonic() - self._read_at <= KEPT_S:
+        if self._knows(name):
             return self._keys[name]  # also while the issuer is slow to answer for a key that it may not have
         async with self._reading:
-            age_s = time.monotonic() - self._read_at
-            if age_s > KEPT_S or (name not in self._keys and age_s > REFRESH_S):
-                self._read_at = time.monotonic()
-                self._keys = await asyncio.to_thread(self._read)
-        if name not in self._keys:
-            raise Unauthenticated("the token was signed with a key that its issuer does not state", remedy=_REMEDY)
-        return self._keys[name]
+            if not self._knows(name) and time.monotonic() - self._asked_at > REFRESH_S:
+                self._asked_at = time.monotonic()
+                await self._ask()
+        if name in self._keys:
+            return self._keys[name]
+        if self._failure is not None:
+            raise Unavailable(self._failure.what, remedy=self._failure.remedy)
+        raise Unauthenticated("the token was signed with a key that its issuer does not state", remedy=_REMEDY)
+
+    def _knows(self, name: str) -> bool:
+        """Whether the issuer stated a key not long ago."""
+        return name in self._keys and time.monotonic() - self._read_at <= KEPT_S
+
+    async def _ask(self) -> None:
+        try:
+            self._keys = await asyncio.to_thread(self._read)
+        except Unavailable as error:
+            logger.warning("%s", error)
+            self._failure = error
+        else:
+            self._read_at, self._failure = time.monotonic(), None
 
     def _read(self) -> dict[str, Any]:
         """The issuer's keys by name. Raises Unavailable."""
@@ -103,7 +138,7 @@ class OidcIssuer:
             if discovery.get("issuer") != self.document.issuer:
                 raise ValueError("its discovery document is of another issuer")
             keys = jwt.PyJWKSet.from_dict(_fetch(str(discovery.get("jwks_uri")))).keys
-        except (OSError, ValueError, jwt.PyJWTError, AttributeError) as error:
+        except _BROKEN as error:
             raise Unavailable(
                 f"the issuer {issuer} does not state its keys: {str(error)[:200]}", remedy="Try again later"
             ) from error
@@ -129,8 +164,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 def _fetch(url: str) -> dict[str, Any]:
     _require_encrypted(url)
+    data, until = b"", time.monotonic() + READ_S_MAX
     with urllib.request.build_opener(_Redirects).open(url, timeout=READ_S_MAX) as answer:
-        data = answer.read(DOCUMENT_BYTES_MAX + 1)
+        while len(data) <= DOCUMENT_BYTES_MAX and (more := answer.read1(READ_BYTES)):
+            data += more
+            if time.monotonic() > until:
+                raise ValueError(f"it takes longer than {READ_S_MAX:g} s to answer")
     if len(data) > DOCUMENT_BYTES_MAX:
         raise ValueError(f"it answers more than {DOCUMENT_BYTES_MAX} bytes")
     document = json.loads(data)

@@ -49,13 +49,18 @@ class PackageAccess:
         if blob is not None:
             names.update(self._book.readers_of(blob))
         identity.require_read(names, str(reference))
-        if not identity.reads_everything and not await self._vouched(reference):
-            # Before storage is asked: its answer tells whether the digest exists.
-            raise NotFound(f"{reference} is not known here", remedy="Ask for it by a tag")
+        await self.require_found(identity, reference)
         found = await self._content.resolve(reference)
         if reference.digest is None or not identity.reads_everything:
             await self.vouch(reference.name, found.digest)
         return found
+
+    async def require_found(self, identity: Identity, reference: Reference) -> None:
+        """Raises NotFound where an identity that may read packages of a name names a digest by it
+        that was not found under this name. Storage is not asked: its answer would tell whether the
+        digest exists."""
+        if not identity.reads_everything and not await self._vouched(reference):
+            raise NotFound(f"{reference} is not known here", remedy="Ask for it by a tag")
 
     async def vouch(self, name: str, digest: Digest) -> None:
         """The manifest `digest` is a package of this name. Raises NotFound, Corrupt,

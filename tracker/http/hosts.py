@@ -14,22 +14,24 @@ from typing import NoReturn
 import msgspec
 from aiohttp import web
 
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE, NotFound, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.fleet import EvictedHost, Eviction, EvictRequest, Me, StayedHost
 from p2pdist.model.history import short_name
 from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import SCHEME, is_image, parse_image
-from p2pdist.model.manifest import parse_reference
+from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.model.plan import HostName
 from p2pdist.model.preseed import decode_request
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import JSON_TYPE, Answer, Route
+from tracker.cluster.siblings import Known
 from tracker.content import TAG_WAIT_S
 from tracker.core.events import HostDrained
 from tracker.core.preseeds.selectors import near, no_match, parse_selector
 from tracker.hosts.drains import Drains
 from tracker.http.keys import DRAINS, SERVICE, SIBLINGS
-from tracker.http.trackers import LOCAL_QUERY, passed_on, siblings_of
+from tracker.http.trackers import LOCAL_QUERY, announce, passed_on, siblings_of
 from tracker.service import Service
 from tracker.state.drains import DrainRecords
 
@@ -134,7 +136,7 @@ async def evict(request: web.Request) -> web.Response:
     """Have hosts remove a package from their stores. What is mounted, pinned or being pulled stays
     there. The answer says what came of it at each host."""
     service, wanted = request.app[SERVICE], decode_request(await request.read(), EvictRequest)
-    name = _require_readable(request, wanted.package)
+    name = await _require_readable(request, wanted)
     names = _chosen(request, wanted)
     siblings = siblings_of(request)
     unanswered: list[str] = []
@@ -175,18 +177,26 @@ def _count(hosts: int) -> str:
     return "one host" if hosts == 1 else f"{hosts} hosts"
 
 
-def _require_readable(request: web.Request, package: str) -> str:
-    """The name of a package, an image or a repository of a hub that the identity may read. Raises
+async def _require_readable(request: web.Request, wanted: EvictRequest) -> str:
+    """The name of a package, an image or a repository of a hub that the identity may read. Hosts
+    evict a package by its digest, under whatever names, so that must be one of the name. Raises
     NotFound, UsageError."""
-    identity = identity_of(request)
+    identity, access, package = identity_of(request), request.app[SERVICE].access, wanted.package
+    digests: set[Digest] = set()
     if is_image(package):
         name = str(parse_image(package).name)
     elif is_hub(package):
         name = str(parse_hub(package).name)
     else:
-        name = parse_reference(package).name
-    if request.app[SERVICE].access is not None:
+        reference = parse_reference(package)
+        name = reference.name
+        digests = {Digest(digest) for digest in (wanted.digest, reference.digest) if digest}
+    if access is not None:
         identity.require_read([name], name)
+        for digest in digests:
+            await access.packages.require_found(identity, Reference(name, digest=digest))
+            if not (identity.reads_everything or _local(request)):
+                await announce(request, Known(name, digest))  # or they would not find it, either
     return name
 
 

@@ -12,7 +12,8 @@ import os
 from aiohttp import web
 
 from p2pdist.agent.agent import Agent
-from p2pdist.agent.api.guard import require_digest, require_reference
+from p2pdist.agent.api.guard import caller_of, require_digest, require_reference
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import NotFound, Unavailable, UsageError
@@ -38,7 +39,7 @@ async def blob_file(agent: Agent, request: web.Request) -> BlobFile:
     else:
         require_digest(agent, request, digest)
     start, end = (_number(request.query.get(name, "0"), name) for name in ("start", "end"))
-    blob, fetching = await (_hub_blob(agent, model, digest) if model else _blob(agent, digest))
+    blob, fetching = await (_hub_blob(agent, model, digest) if model else _blob(agent, digest, caller_of(request)))
     if not start <= end <= blob.layout.size:
         raise UsageError(f"{digest} has {blob.layout.size} bytes, not {start} to {end}")
     with blob.held():
@@ -54,12 +55,12 @@ def _place(blob: Blob) -> tuple[str, int]:
     return str(blob.path.resolve()), os.fstat(blob.fileno()).st_ino
 
 
-async def _blob(agent: Agent, digest: Digest) -> tuple[Blob, BlobPull | None]:
-    """A blob, which is pulled where it is missing, and its pull while that runs."""
+async def _blob(agent: Agent, digest: Digest, caller: Caller) -> tuple[Blob, BlobPull | None]:
+    """A blob, which is pulled for `caller` where it is missing, and its pull while that runs."""
     await asyncio.to_thread(agent.store.integrity.look, [digest])
     blob, fetching = agent.store.get(digest), None
     if blob is None or not blob.complete:
-        fetching = agent.registry.fetching(digest) or await agent.pulls.blob(digest)
+        fetching = agent.registry.fetching(digest) or await agent.pulls.blob(digest, caller)
         blob = fetching.blob if fetching is not None else agent.store.get(digest)
     if blob is None:
         raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
@@ -107,11 +108,13 @@ async def model_files(agent: Agent, request: web.Request) -> ModelFiles:
     if is_hub(reference):
         return await _hub_files(agent, reference)
     if is_image(reference):
-        package = await agent.pulls.package(reference)  # nothing of it counts before it has matched as a whole
+        package = await agent.pulls.package(
+            reference, caller_of(request)
+        )  # nothing of it counts before it has matched as a whole
     else:
         package = await agent.packages.find(parse_reference(reference), lambda _: None)
         if package.manifest.is_sealed:  # its files are known once it is open
-            package = await agent.pulls.package(reference)
+            package = await agent.pulls.package(reference, caller_of(request))
     if not is_model(package.manifest):
         raise UsageError(
             f"{reference[:200]} is no model whose files are blobs",

@@ -39,6 +39,7 @@ from p2pdist.model.errors import NotFound, Unauthenticated
 from p2pdist.model.image import ImageName
 from p2pdist.model.image_manifest import ImageDocument, TagPage
 from p2pdist.store.blobs.blob import Blob
+from p2pdist.transfer.audit import Window
 from p2pdist.transfer.connections import address_key
 from p2pdist.transfer.documents import large_answers
 from p2pdist.transfer.guard import Identify, OwnNames, guard, identity_of, peer_of
@@ -54,6 +55,24 @@ IDLE_S = 60.0
 and it goes on with a Range when it is back."""
 
 BODY_BYTES_MAX = 1 << 20
+WRONG_CREDENTIALS_MAX = 20
+"""Credentials of one address of the network that upstreams did not take, in WINDOW_S (audit.py). A
+process of this host can ask them itself, from the same address."""
+
+
+class WrongByAddress:
+    """Counts wrong credentials by the address of clients; see gateway.registry.admission."""
+
+    def __init__(self) -> None:
+        self._window = Window(WRONG_CREDENTIALS_MAX)
+
+    def full(self, request: web.Request) -> bool:
+        """Whether the address has shown as many as it may for now."""
+        return self._window.full(address_key(request.remote or ""))
+
+    def add(self, request: web.Request) -> None:
+        """The address has shown one."""
+        self._window.add(address_key(request.remote or ""))
 
 
 class AgentImages:
@@ -237,7 +256,8 @@ def mirror_routes(mirror: Mirror) -> tuple[Route, ...]:
 def make_mirror(agent: Agent, *, loopback: bool) -> Mirror:
     """The mirror of an agent, for one of its ports."""
     images = AgentImages(agent)
-    admission = Admission(identity_of, images, lambda: asyncio.get_running_loop().time())
+    wrong = None if loopback else WrongByAddress()
+    admission = Admission(identity_of, images, lambda: asyncio.get_running_loop().time(), wrong)
     return Mirror(images, ImageBodies(agent, images, loopback=loopback), admission, agent.mirrored)
 
 

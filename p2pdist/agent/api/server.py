@@ -437,7 +437,9 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
             return await serve_range(request, digest, -1, layout)
         if fetching is None or fetching.vouched is None:  # else there is nothing to be found out about it
             fetching = await (
-                agent.pulls.blob(digest) if flow is None else agent.readers.fetch(digest, _address(request))
+                agent.pulls.blob(digest, caller_of(request))
+                if flow is None
+                else agent.readers.fetch(digest, _address(request))
             )
         blob = fetching.blob if fetching is not None else agent.store.get(digest)
     if blob is None or (fetching is None and not blob.complete):
@@ -618,7 +620,7 @@ async def _pin(request: web.Request) -> web.Response:
     body = await _decode(request, PinRequest)
     _check_owner(request, body.owner)
     require_named(request.app[AGENT], request, body.package)
-    return _answer(await request.app[AGENT].maintenance.pin(body.package, body.owner))
+    return _answer(await request.app[AGENT].maintenance.pin(body.package, body.owner, caller_of(request)))
 
 
 async def _pins(request: web.Request) -> web.Response:
@@ -651,7 +653,8 @@ async def _unpin(request: web.Request) -> web.Response:
 
 async def _collect(request: web.Request) -> web.Response:
     """Remove what no package names."""
-    return _answer(await request.app[AGENT].maintenance.collect())
+    agent = request.app[AGENT]
+    return _answer(await agent.maintenance.collect(partial(may_read_digest, agent, request)))
 
 
 async def _verify(request: web.Request) -> web.StreamResponse:

@@ -65,6 +65,10 @@ from p2pdist.store.trees.missing_contents import Missing
 logger = logging.getLogger(__name__)
 
 PULLS_MAX = 1000
+PULLS_OF_USER_MAX, PULLS_OF_USERS_MAX = 250, 750
+"""Those of one user, and of all users but root and the agent's own: what is left is for these two,
+and for preseeds and repairs."""
+
 REMEMBERED_MAX = 1000
 """Ended pulls whose status can be queried."""
 
@@ -144,7 +148,7 @@ class Pull:
     request: PullRequest
     reference: str
     caller: Caller
-    """The process with whose rights an output is written."""
+    """The process for which it was begun, with whose rights an output is written."""
     state: Literal["waiting", "running", "done", "failed"] = "waiting"
     note: str = ""
     """What the pull waits for before its blobs, in words for the user."""
@@ -296,12 +300,11 @@ class Pulls:
     ) -> Pull:
         """Begin a pull for `caller`, with whose rights an output is written, or for the agent
         itself. `planned` hears what trees lack before it comes. Raises Refused where the agent
-        cannot take on these rights, UsageError for a malformed request, Unavailable over PULLS_MAX
-        running pulls and once stopped."""
+        cannot take on these rights, UsageError for a malformed request, Unavailable where as many
+        pulls run as may and once stopped."""
         caller = caller or Caller.agent()
         name = _checked_name(request, caller)
-        if sum(1 for pull in self._pulls.values() if pull.seconds is None) >= PULLS_MAX:
-            raise Unavailable(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
+        _require_room([pull.caller for pull in self._pulls.values() if pull.seconds is None], caller)
         if self._stopped:
             raise agent_stops()
         pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name, caller, unreachable=self._unreachable)
@@ -341,19 +344,20 @@ class Pulls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def blob(self, digest: Digest) -> BlobPull | None:
-        """The pull of a blob, which all readers share that read it while it arrives; None once the
-        blob is complete. Raises its failure."""
+    async def blob(self, digest: Digest, caller: Caller | None = None) -> BlobPull | None:
+        """The pull of a blob, which all readers share that read it while it arrives, begun for
+        `caller` where none runs; None once the blob is complete. Raises its failure."""
         request = PullRequest(blob=digest)
         running = (pull for pull in self._pulls.values() if pull.seconds is None and pull.request == request)
-        pull = next(running, None) or self.start(request)
+        pull = next(running, None) or self.start(request, caller)
         await pull.begun.wait()
         if pull.error is not None:
             raise pull.error
         return pull.blobs[0] if pull.blobs else None
 
-    async def package(self, reference: str) -> Package:
-        """Pull a package, or a model of a registry, and wait for it; raises its failure."""
+    async def package(self, reference: str, caller: Caller | None = None) -> Package:
+        """Pull a package, or a model of a registry, for `caller`, and wait for it; raises its
+        failure."""
         if is_hub(reference):
             raise UsageError(
                 f"{reference[:200]} is a model or data set of a hub, which is not shown as it is",
@@ -363,7 +367,7 @@ class Pulls:
             image = await self._images.find(parse_image(reference), lambda _: None)
             if await asyncio.to_thread(_model_of, self._store, image) is None:
                 raise _no_model(reference)
-        pull = self.start(PullRequest(package=reference))
+        pull = self.start(PullRequest(package=reference), caller)
         assert pull.task is not None
         await asyncio.wait([pull.task])
         if pull.package is None or pull.error is not None:
@@ -724,6 +728,19 @@ async def _bring_blobs(pulls: Pulls, pull: Pull, name: str, blobs: Sequence[Desc
     await asyncio.to_thread(pulls._store.integrity.look, list(sizes))
     pulls._check_fits(pull.bytes_total)
     await ImagePull(blobs, fetch, pulls._store, pull.request.priority, cached=pull.skip, begun=pull.begin_blob).run()
+
+
+def _require_room(running: Sequence[Caller], caller: Caller) -> None:
+    """Raises Unavailable where as many pulls run as may: of all, and for a caller that is not
+    trusted of its user, and of all such users."""
+    if len(running) >= PULLS_MAX:
+        raise Unavailable(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
+    if caller.trusted:
+        return
+    if sum(other.uid == caller.uid for other in running) >= PULLS_OF_USER_MAX:
+        raise Unavailable(f"{PULLS_OF_USER_MAX} pulls of user {caller.uid} are running", remedy="Wait for some to end")
+    if sum(not other.trusted for other in running) >= PULLS_OF_USERS_MAX:
+        raise Unavailable(f"{PULLS_OF_USERS_MAX} pulls of users are running", remedy="Wait for some to end")
 
 
 def _checked_name(request: PullRequest, caller: Caller) -> str:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.images.inventory import OWNERS_NAMED, ImageInventory, is_image, require_same, unpinning
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pull.pulls import Pulls
@@ -116,31 +117,36 @@ class Maintenance:
     def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts, inventory: Inventory) -> None:
         self._store, self._pulls, self._mounts, self._inventory = store, pulls, mounts, inventory
 
-    async def pin(self, reference: str, owner: str = "") -> PinStatus:
-        """Pull a package and pin its layers for `owner`; without an owner, for the package's own
-        name. Raises what pulling raises."""
+    async def pin(self, reference: str, owner: str = "", caller: Caller | None = None) -> PinStatus:
+        """Pull a package for `caller` and pin its layers for `owner`; without an owner, for the
+        package's own name. Raises what pulling raises."""
         digest = _blob_named(reference)
         if digest is not None and self._store.packages.get(reference) is None:
-            return await self._pin_blob(digest, owner or PIN_PREFIX + str(blob_reference(digest)))
+            return await self._pin_blob(digest, owner or PIN_PREFIX + str(blob_reference(digest)), caller)
         name = str(parse_reference(reference))
         owner = owner or PIN_PREFIX + name
-        package = await self._pulls.package(name)
+        package = await self._pulls.package(name, caller)
         for layer in package.manifest.layers:
             await asyncio.to_thread(self._store.pins.pin, layer.digest, owner)
         if not all(
             map(self._inventory.is_here, package.manifest.layers)
         ):  # evicted between the pull and the pin; it will not be again
             try:
-                await self._pulls.package(name)
+                await self._pulls.package(name, caller)
             except P2PDistError:
                 await asyncio.to_thread(self._store.pins.unpin, owner)
                 raise
         return PinStatus(owner, tuple(layer.digest for layer in package.manifest.layers))
 
-    async def _pin_blob(self, digest: Digest, owner: str) -> PinStatus:
+    async def _pin_blob(self, digest: Digest, owner: str, caller: Caller | None) -> PinStatus:
         pinned = owner in self._store.pins.owners(digest)
         await asyncio.to_thread(self._store.pins.pin, digest, owner)  # it must not be evicted as soon as it has come
-        pull = self._pulls.start(PullRequest(blob=digest))
+        try:
+            pull = self._pulls.start(PullRequest(blob=digest), caller)
+        except P2PDistError:
+            if not pinned:
+                await asyncio.to_thread(self._store.pins.unpin, owner)
+            raise
         assert pull.task is not None
         await asyncio.wait([pull.task])
         if pull.error is not None:
@@ -303,16 +309,16 @@ class Maintenance:
                     if self._store.get(digest) is not None and not trees.records.needing(digest):
                         self._store.remove(digest)
 
-    async def collect(self) -> Removed:
-        """Remove all that no package names, single blobs included, unless it is in use or
-        pinned."""
-        return await asyncio.to_thread(self._collect, self._pulls.parts())
+    async def collect(self, readable: Callable[[Digest], bool] = lambda digest: True) -> Removed:
+        """Remove all that no package names, and of single blobs those that are `readable`, unless
+        it is in use or pinned. `readable` is called in a thread."""
+        return await asyncio.to_thread(self._collect, self._pulls.parts(), readable)
 
-    def _collect(self, arriving: set[Digest]) -> Removed:
+    def _collect(self, arriving: set[Digest], readable: Callable[[Digest], bool]) -> Removed:
         before = self._store.usage().bytes_total
         self._remove_nameless()
         for blob in self._inventory.single_blobs(arriving):
-            if not self._store.pins.owners(blob.digest) and not blob.in_use:
+            if not self._store.pins.owners(blob.digest) and not blob.in_use and readable(blob.digest):
                 with contextlib.suppress(Conflict, NotFound):  # taken into use meanwhile, or gone
                     self._store.remove(blob.digest)
         self._store.collect()

@@ -4,6 +4,9 @@ Rights come from the client's identity, which the agent finds. A client that sho
 an upstream, instead of one of this fleet, may read what that upstream lets it read: the upstream is
 asked once with that credential, for the very thing that the client wants, and the answer counts for
 the repository for a while. Nothing else is done with such a credential.
+
+A client of which upstreams did not take credentials time and again is asked to wait: it could try
+passwords through this host, and the upstream would shut this host out for it.
 """
 
 from __future__ import annotations
@@ -39,16 +42,29 @@ class Upstreams(Protocol):
         it does not say."""
 
 
+class WrongCredentials(Protocol):
+    """Counts the credentials of each client that upstreams did not take."""
+
+    def full(self, request: web.Request) -> bool:
+        """Whether the client of a request has shown as many as it may for now."""
+
+    def add(self, request: web.Request) -> None:
+        """The client of a request has shown one."""
+
+
 class Admission:
     """Decides for each request. `identity_of` finds the identity of a request; without `upstreams`
-    only the fleet's own rights count. On the event loop."""
+    only the fleet's own rights count, and without `wrong` clients may show any number of wrong
+    credentials. On the event loop."""
 
     def __init__(
         self,
         identity_of: Callable[[web.Request], Identity],
         upstreams: Upstreams | None,
         clock: Callable[[], float],
+        wrong: WrongCredentials | None = None,
     ) -> None:
+        self._wrong = wrong
         self._identity_of, self._upstreams, self._clock = identity_of, upstreams, clock
         self._salt = os.urandom(16)
         self._answers: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
@@ -68,10 +84,10 @@ class Admission:
         credential = parse_credential(request.headers.get("Authorization", ""))
         if identity.kind == "anonymous" and credential.kind == "none":
             raise unauthorized(request, scope=f"repository:{asked.name.repository}:pull")
-        if identity.kind != "anonymous" or not await self._upstream_lets(credential, asked):
+        if identity.kind != "anonymous" or not await self._upstream_lets(credential, asked, request):
             raise NotFound(f"{name} is not known here")
 
-    async def _upstream_lets(self, credential: Credential, asked: RegistryRequest) -> bool:
+    async def _upstream_lets(self, credential: Credential, asked: RegistryRequest, request: web.Request) -> bool:
         if self._upstreams is None:
             return False
         shown = f"{asked.name}\n{credential.authorization}"
@@ -80,12 +96,20 @@ class Admission:
         if self._clock() < until:
             self._answers.move_to_end(key)
             return allowed
+        if self._wrong is not None and self._wrong.full(request):
+            raise Unavailable(
+                "this client has shown too many credentials that upstreams do not take",
+                remedy="Try again in a minute",
+            )
         if (task := self._asking.get(key)) is None:
             if len(self._asking) >= QUESTIONS_MAX:
                 raise Unavailable("too many credentials are being checked at their upstreams")
             task = self._asking[key] = asyncio.create_task(self._ask(key, self._upstreams.lets(asked, credential)))
             task.add_done_callback(lambda _: self._asking.pop(key, None))
-        return await asyncio.shield(task)
+        allowed = await asyncio.shield(task)
+        if self._wrong is not None and not allowed:
+            self._wrong.add(request)
+        return allowed
 
     async def _ask(self, key: bytes, question: Awaitable[bool]) -> bool:
         allowed = await question
