@@ -477,8 +477,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "believe two hosts about the origin",
         "tracker/core/repair/origin_failures.py",
-        "if not seeing or _all_say_so(swarm):",
-        "if reads.failures:",
+        "if believed and (not seeing or _all_say_so(swarm)):",
+        "if believed:",
         ("tests/tracker/test_origin_failures.py",),
     ),
     Mutant(

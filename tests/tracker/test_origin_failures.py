@@ -22,6 +22,7 @@ from p2pdist.model.messages import (
     FromAgent,
     Hello,
     Holding,
+    Left,
     Reject,
     Report,
     decode_from_tracker,
@@ -34,8 +35,10 @@ from p2pdist.package.repository.push import push_blob
 from tracker.content import Content
 from tracker.core.events import Command, Event, LookAtOrigin, OriginSeen, Received, Send, SessionOpened, Tick
 from tracker.core.fleet import Fleet
+from tracker.core.planning.planner import Planner
 from tracker.core.planning.schedule import JOIN_BATCH_S
 from tracker.core.repair.origin_failures import LOOK_AGAIN_S, LOOK_LOST_S, LOOK_PIECES_MAX
+from tracker.core.repair.remedies import AVOID_S
 from tracker.core.swarm import Swarm
 from tracker.http.app import make_app
 from tracker.service import Service
@@ -49,12 +52,16 @@ class Control:
     """A fleet of hosts, each at its own address unless named otherwise, that want a blob."""
 
     def __init__(
-        self, *hosts: str, source: Callable[[str], str] = lambda host: f"10.0.{ord(host[0])}.{host[1:]}"
+        self,
+        *hosts: str,
+        source: Callable[[str], str] = lambda host: f"10.0.{ord(host[0])}.{host[1:]}",
+        origin_sites: frozenset[str] = frozenset(),
     ) -> None:
-        self.fleet, self.now = Fleet(-100.0), 0.0
+        self.fleet, self.now = Fleet(-100.0, planner=Planner(origin_sites=origin_sites)), 0.0
         self.numbers = {host: number for number, host in enumerate(hosts)}
         for host, number in self.numbers.items():
-            self.do(SessionOpened(number, Hello(PROTOCOL_VERSION, host, f"{host}:1"), source(host)))
+            hello = Hello(PROTOCOL_VERSION, host, f"{host}:1", site=host[0] if origin_sites else "")
+            self.do(SessionOpened(number, hello, source(host)))
             self.do(Received(number, Holding(BLOB, LAYOUT.size, PIECE, (0,))))
         self.run()
 
@@ -174,6 +181,33 @@ def test_the_tracker_looks_at_the_pieces_that_hosts_found_wrong() -> None:
     control.now += LOOK_AGAIN_S
     (look,) = looks(control.complain("a6", "corrupt", ALL + 7))
     assert look.pieces == (5, 4, 3, 0)[:LOOK_PIECES_MAX], "the piece beyond the end is none"
+
+
+@pytest.mark.parametrize("reason", ["missing", "corrupt"])
+def test_the_tracker_looks_for_the_only_host_that_may_read(reason: str) -> None:
+    """There is no second witness, and the hosts of other sites would wait until they give up."""
+    control = Control("g1", "a1", "b1", "b2", origin_sites=frozenset("g"))
+    assert looks(control.complain("g1", reason))
+    control.do(Received(0, Left(BLOB)))  # it gives up
+    assert rejected(control.do(OriginSeen(BLOB, reason))) == {1, 2, 3}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("state", "reason"), [("right", "missing"), ("right", "corrupt"), ("unknown", "corrupt")])
+def test_the_only_host_that_may_read_tries_again(state: str, reason: str) -> None:
+    """What it met may pass; barred from the origin it would keep the others waiting."""
+    control = Control("g1", "a1", "b1", origin_sites=frozenset("g"))
+    control.complain("g1", reason)
+    assert not rejected(control.do(OriginSeen(BLOB, state)))  # type: ignore[arg-type]
+    for _ in range(int(AVOID_S) + 1):
+        control.now += 1.0
+        control.run()
+    assert control.reader() == "g1"
+
+
+def test_of_two_hosts_that_may_read_one_is_not_enough() -> None:
+    control = Control("g1", "g2", "a1", origin_sites=frozenset("g"))
+    assert not looks(control.complain("g1"))
+    assert looks(control.complain("g2"))
 
 
 # -- a real origin

@@ -74,6 +74,8 @@ class Complaints:
     """Hears which hosts sent wrong bytes."""
     unheard: Unheard
     """Keeps complaints of hosts that have yet to speak."""
+    origin_sites: frozenset[str] = frozenset()
+    """The sites whose hosts may read the origin; none: all."""
     _starved: StarvedHosts = field(init=False)
     """What becomes of hosts that get nothing."""
 
@@ -206,7 +208,10 @@ class Complaints:
         if reason == "stalled" and member.complaints[stripe] < STUCK_COMPLAINTS:
             return  # a reader waits for its children, too, when they are slow to take what it has read
         witness, seeing = self._witness(swarm, member), not self.vouching.keeps(swarm)
-        moved, error, looks = origin_failed(swarm, member.host, complaint, witness=witness, seeing=seeing, now=now)
+        readers = [each.host for each in swarm.members.values() if self._may_read(swarm, each)]
+        moved, error, looks = origin_failed(
+            swarm, member.host, complaint, witness=witness, seeing=seeing, readers=readers, now=now
+        )
         out += looks
         if moved:
             self.schedule.ask(swarm.key, reason, now)
@@ -233,6 +238,11 @@ class Complaints:
             session = self.membership.hosts[receiver.host].session
             if session is not None and not receiver.seed:
                 out.append(Send(session, Reject(error.problem(), swarm.blob)))
+
+    def _may_read(self, swarm: Swarm, member: Member) -> bool:
+        """Whether a receiver may be granted a lease at some time."""
+        reads = not self.origin_sites or member.site in self.origin_sites
+        return reads and not member.seed and member.host not in swarm.origin.barred
 
     def _witness(self, swarm: Swarm, member: Member) -> str:
         """In whose name a host says that content is wrong or missing at the origin: all hosts at

@@ -154,7 +154,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         self.origin = redacted(self.origin)
-        schedule, probing = self.schedule, self.probing
+        schedule, probing, sites = self.schedule, self.probing, self.planner.origin_sites
         self.handover = Handover(self.hosts, self.swarms, self.started_at)
         self.history = log = History(self.hosts, self.capacities, self.policies, self.origin_bytes_s)
         self._presence = Presence(self.hosts, self.swarms, self.started_at, log.lost, log.back)
@@ -170,7 +170,7 @@ class Fleet:
         self.membership.renamed, self.membership.rests = self.vouching.renamed, self._lateness.rests
         self._assignments = Assignments(self.swarms, self.hosts)
         judges = self._claims, self._turnover, self.vouching, log, Unheard(self.swarms, self.started_at)
-        self._complaints = Complaints(self.membership, self.reputation, schedule, probing, *judges)
+        self._complaints = Complaints(self.membership, self.reputation, schedule, probing, *judges, sites)
         about = self.reputation, schedule, probing
         self._slowness = Slowness(self.hosts, *about, self.capacities, self.policies, self._presence, log, self.swarms)
 

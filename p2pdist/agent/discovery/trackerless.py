@@ -43,8 +43,13 @@ ASK_S = 0.5
 """How long a neighbour may take to say whether it has a blob; one on the same link takes
 milliseconds."""
 
+LATE_S = 0.05
+"""What came while this process was busy is read first, before a neighbour is called silent."""
+
 ANSWER_BYTES_MAX = 1 << 12
 ASKED_AT_ONCE = 64
+IDLE_S = 2.0
+"""How long a connection to a neighbour waits for the next question."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +76,17 @@ class Neighbourhood:
         """For each pull that was planned here, the hosts among which it may choose sources."""
         self._plans = Tasks(logger, "a plan without a tracker failed")
         self._http: aiohttp.ClientSession | None = None
+        self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
+        self._silent_at: dict[str, float] = {}
+        """When a neighbour last did not answer in time, by its name, in the loop's time; of the
+        neighbours that are announced now. `_ask`."""
 
     async def start(self) -> None:
         """Announce this host and look for neighbours."""
         await self.discovery.start()
-        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=ASKED_AT_ONCE, force_close=True))
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=ASKED_AT_ONCE, keepalive_timeout=IDLE_S)
+        )
         asyncio.get_running_loop().call_later(SETTLE_S, self._settled.set)
 
     async def stop(self) -> None:
@@ -135,7 +146,7 @@ class Neighbourhood:
             give(holders)
         if self.agents():
             await asyncio.sleep(GATHER_S)
-            holders = await self._holders(blob)
+            holders |= await self._holders(blob)  # one that is busy by now, and says nothing, holds it still
         give(holders)
         self._counted[blob] = frozenset(neighbour.host for neighbour in holders)
         done.add_done_callback(lambda _: self._counted.pop(blob, None))
@@ -148,12 +159,37 @@ class Neighbourhood:
     async def _holders(self, digest: Digest) -> dict[Announcement, BlobHolding]:
         """The neighbours that hold or fetch a blob, and how much of it each holds."""
         neighbours = self.agents()
+        names = {neighbour.host for neighbour in neighbours}
+        self._silent_at = {name: at for name, at in self._silent_at.items() if name in names}
         answers = await asyncio.gather(*(self._ask(neighbour, digest) for neighbour in neighbours))
         return {neighbour: holding for neighbour, holding in zip(neighbours, answers, strict=True) if holding}
 
     async def _ask(self, neighbour: Announcement, digest: Digest) -> BlobHolding | None:
         """How much of a blob a neighbour holds; None where it neither holds nor fetches it, or does
         not answer in time."""
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        async with self._turns:
+            if self._silent_at.get(neighbour.host, began_at) > began_at:
+                return None
+            asking = asyncio.create_task(self._answer(neighbour, digest))
+            try:
+                done, _ = await asyncio.wait([asking], timeout=ASK_S)
+                if not done:
+                    done, _ = await asyncio.wait([asking], timeout=LATE_S)
+                if done:
+                    return asking.result()
+                self._silent_at[neighbour.host] = loop.time()
+                reason = f"it says nothing for {ASK_S:g} s"
+            except (aiohttp.ClientError, TimeoutError, OSError, *UNDECODABLE) as error:
+                reason = repr(error)
+            finally:
+                asking.cancel()
+            logger.debug("%s at %s does not answer: %s", neighbour.host, neighbour.address, reason)
+            return None
+
+    async def _answer(self, neighbour: Announcement, digest: Digest) -> BlobHolding | None:
+        """What a neighbour answers; None where it neither holds nor fetches the blob."""
         assert self._http is not None
         host, _ = parse_address(neighbour.address)
         name = self._tls.peer_name(neighbour.host, host) if self._tls is not None else None
@@ -162,16 +198,9 @@ class Neighbourhood:
         query, headers, ticket = {"host": self._own.host}, passed_on(), self._access.tickets.get(digest)
         if ticket:
             headers[TICKET_HEADER] = ticket
-        try:
-            async with (
-                asyncio.timeout(ASK_S),
-                self._http.get(url, params=query, ssl=secure, server_hostname=name, headers=headers) as answer,
-            ):
-                body = await answer.content.read(ANSWER_BYTES_MAX)
-                return msgspec.json.decode(body, type=BlobHolding) if answer.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError, OSError, *UNDECODABLE) as error:
-            logger.debug("%s at %s does not answer: %r", neighbour.host, neighbour.address, error)
-            return None
+        async with self._http.get(url, params=query, ssl=secure, server_hostname=name, headers=headers) as answer:
+            body = await answer.content.read(ANSWER_BYTES_MAX)
+            return msgspec.json.decode(body, type=BlobHolding) if answer.status == 200 else None
 
 
 def _usable(discovery: Discovery, *, secured: bool) -> list[str]:

@@ -7,6 +7,10 @@ its size, and whether the pieces that hosts named are right. What it sees decide
 Where the origin has the blob, the hosts that said otherwise do not read it for a while, and receive
 from others.
 
+Where no other host may read, as where one host is at a site that reads, no second witness comes.
+The tracker looks after the first then, and what it finds ends the swarm; else that host tries
+again.
+
 Some things it cannot see: an origin that only hosts reach, a blob of no manifest that it read, a
 list that hosts vouch for, which is read from elsewhere. There two witnesses end the swarm. So do
 all of its receivers together, whatever the tracker saw: no other host is there to be harmed, and
@@ -14,6 +18,8 @@ the way from the hosts to the origin may differ from the tracker's own.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from p2pdist.model.messages import Complaint
@@ -41,23 +47,32 @@ DISBELIEF_S = 60.0
 
 
 def origin_failed(
-    swarm: Swarm, host: str, complaint: Complaint, *, witness: str, seeing: bool, now: float
+    swarm: Swarm,
+    host: str,
+    complaint: Complaint,
+    *,
+    witness: str,
+    seeing: bool,
+    readers: Collection[str],
+    now: float,
 ) -> tuple[bool, P2PDistError | None, list[LookAtOrigin]]:
     """The holder of a lease cannot read the origin. Return whether the lease moves, why the swarm
     must end, and whether the tracker is to look. `witness`: in whose name the host says so;
-    `seeing`: whether a look can show anything."""
+    `seeing`: whether a look can show anything; `readers`: the receivers that may read."""
     stripe, reason, reads = complaint.stripe, complaint.reason, swarm.origin
     if reason not in DAMNING:
         return move_lease(swarm, stripe, host, now=now, at_once=False), None, []
     piece = complaint.piece if complaint.piece is not None else _next_piece(swarm, host, stripe)
     reads.fail(host, OriginFailure(witness, reason, piece))
     looks = []
-    if reads.witnesses() >= min(WITNESSES, swarm.receivers):
-        if not seeing or _all_say_so(swarm):
-            return False, _error(swarm, reason), []
-        if reads.may_look(now - LOOK_AGAIN_S, now - LOOK_LOST_S):
-            reads.look(now)
-            looks.append(LookAtOrigin(swarm.key, swarm.blob, swarm.layout, _pieces(swarm)))
+    believed, last = _believed(swarm), all(reader in reads.failures for reader in readers)
+    if believed and (not seeing or _all_say_so(swarm)):
+        return False, _error(swarm, reason), []
+    if last and not seeing and reason == "missing":  # the host has given up
+        return False, _error(swarm, reason), []
+    if (believed or last) and seeing and reads.may_look(now - LOOK_AGAIN_S, now - LOOK_LOST_S):
+        reads.look(now)
+        looks.append(LookAtOrigin(swarm.key, swarm.blob, swarm.layout, _pieces(swarm)))
     return move_lease(swarm, stripe, host, now=now, at_once=True), None, looks
 
 
@@ -70,13 +85,20 @@ def origin_seen(swarm: Swarm, seen: OriginSeen, *, now: float) -> P2PDistError |
             return _error(swarm, seen.state, seen.what)
         case "unknown" if reads.failures:
             last = next(reversed(reads.failures.values()))
-            return _error(swarm, last.reason)
+            if _believed(swarm) or last.reason == "missing":
+                return _error(swarm, last.reason)
         case "right":
             swarm.record(now, f"the tracker finds the blob at the origin, where {len(reads.failures)} hosts did not")
             if reads.failures and _all_say_so(swarm):
                 return _error(swarm, next(reversed(reads.failures.values())).reason)
-            _disbelieve(swarm, now)
+            if _believed(swarm):  # else no other host could read in their place
+                _disbelieve(swarm, now)
     return None
+
+
+def _believed(swarm: Swarm) -> bool:
+    """Whether so many witnesses say so that it may be true."""
+    return swarm.origin.witnesses() >= min(WITNESSES, swarm.receivers)
 
 
 def _disbelieve(swarm: Swarm, now: float) -> None:
