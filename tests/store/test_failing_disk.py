@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from failing_disk import Disk, failing_disks
 from store_rig import PIECE, fill, on_disk, sample
-from store_tree_rig import noise
+from store_tree_rig import Publisher, noise, pull
 
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.tree import content_hash
@@ -80,6 +81,33 @@ def test_what_another_program_was_told_of_a_disk_is_not_passed_over(
         store.close()
     again = BlobStore(root)
     assert not again.objects.contents()
+    again.close()
+
+
+def test_the_image_of_a_tree_is_made_again_after_a_disk_failed(
+    tmp_path: Path, disk: Callable[[Path], Disk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in it tells whether it was lost, nor in variants."""
+    root, packed = tmp_path / "store", Publisher().pack({b"app.py": noise(2, 9000)})
+    Paths(root).make()
+    objects = disk(root / "objects")
+    for number in range(256):
+        (root / "objects" / f"{number:02x}").mkdir()
+    store = BlobStore(root)
+    pull(store, packed)
+    store.objects.sync()
+    image = store.trees.images.path(packed.root)
+    with objects.failing():
+        (draft := image.with_name(f"{image.name}.partial")).write_bytes(b"image")
+        draft.rename(image)
+        assert store.objects.add(content_hash(data := noise(1, 256 << 10)), data)
+        with pytest.raises(P2PDistError):
+            store.objects.sync()
+    later = time.time() + 3600  # one of the last moment is made again in any case
+    monkeypatch.setattr("time.time", lambda: later)
+    store.close()
+    again = BlobStore(root)
+    assert not image.exists() and again.trees.complete(packed.root)
     again.close()
 
 

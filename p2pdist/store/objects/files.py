@@ -144,8 +144,8 @@ class Objects:
         found = recover_objects(paths, index, boot)
         self.sizes = found.sizes
         """Bytes of each object by content; only this class changes it."""
-        self.other_boot, self.lost = found.other_boot, found.lost
-        """Whether the store was last open under another boot; whether objects were lost."""
+        self.unsure, self.lost = found.unsure, found.lost
+        """Whether what was not brought to the disk may be lost; whether objects were."""
         self._paths, self._index, self.boot = paths, index, boot
         self._sparse: dict[bytes, int] = {}
         """What objects take that take less than their size."""

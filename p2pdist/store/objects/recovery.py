@@ -41,8 +41,9 @@ class Recovered:
     """The last batch."""
     durable: int
     """The last batch of which all objects have reached the disk for certain."""
-    other_boot: bool
-    """Whether the store was last open under another boot."""
+    unsure: bool
+    """Whether what was not brought to the disk for certain may be lost: the store was last open
+    under another boot, or the disk failed to take something."""
     lost: bool
     """Whether objects were lost."""
 
@@ -80,7 +81,7 @@ def recover_objects(paths: Paths, index: Index, boot: UUID) -> Recovered:
     index.set_objects_state(ObjectsState(str(boot), clean=True, durable=durable))
     if dropped:
         logger.warning("%d objects did not survive and are dropped", len(dropped))
-    return Recovered(sizes, batch, durable, other, bool(gone or dropped))
+    return Recovered(sizes, batch, durable, other or failed, bool(gone or dropped))
 
 
 def file_hash(path: Path | str) -> bytes:
