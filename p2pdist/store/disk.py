@@ -295,7 +295,7 @@ def sync_filesystem_of(fd: int) -> None:
 def forget(path: Path) -> None:
     """Have what is read of a file next come from the disk, but for what is yet to be written there.
     Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:

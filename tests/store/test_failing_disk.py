@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,6 +80,10 @@ def test_what_another_program_was_told_of_a_disk_is_not_passed_over(
             store.objects.sync()
     finally:
         store.close()
+    (name,) = on_disk(root)
+    path = root / "objects" / name.hex()[:2] / name.hex()[2:]
+    path.unlink()
+    os.mkfifo(path)  # which is damage, and nothing to wait for
     again = BlobStore(root)
     assert not again.objects.contents()
     again.close()

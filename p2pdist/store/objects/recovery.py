@@ -132,7 +132,7 @@ def _verified(paths: Paths, contents: list[bytes], *, from_disk: bool) -> dict[b
 def _check(path: Path, content: bytes, from_disk: bool) -> int | None:
     try:
         size = path.stat().st_size
-        if from_disk:
+        if from_disk and size > 0:  # else it may be no file
             forget(path)
         # Empty is what a lost machine leaves of most new files.
         good = size > 0 and file_hash(path) == content
