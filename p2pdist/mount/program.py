@@ -2,7 +2,10 @@
 
 A terminal sends its signals (Ctrl-C) to every process of the foreground group, so the program has
 them already; those that were sent to this process alone are forwarded. The two are told apart by
-the signal's si_code (sigaction(2)): SI_KERNEL is the terminal.
+the signal's si_code (sigaction(2)): SI_KERNEL is the terminal. One that goes away, as when a
+connection breaks, sends SIGHUP to the leader of its session alone (setsid(2)), which this process
+is where `ssh -t HOST` or the window of a terminal runs it without a shell between: that is
+forwarded, too.
 
 A program inherits a hold on its view, and so do its children: whatever ends them, the agent sees
 when the last one is gone (flock(2)).
@@ -182,8 +185,13 @@ def _wait(child: int) -> int:
 
 def _pass_on(found: signal.struct_siginfo, child: int) -> None:
     """Forward a signal that was meant for this process alone."""
-    if found.si_signo != signal.SIGCHLD and found.si_code != _SI_KERNEL:
+    if found.si_signo == signal.SIGCHLD:
+        return
+    gone = found.si_signo == signal.SIGHUP and os.getsid(0) == os.getpid()
+    if found.si_code != _SI_KERNEL or gone:
         os.kill(child, found.si_signo)
+        if gone:  # as the kernel does: a program that is stopped takes the signal only then
+            os.kill(child, signal.SIGCONT)
 
 
 def hold(target: Path) -> int | None:

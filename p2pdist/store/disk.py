@@ -279,9 +279,25 @@ def sync_filesystem(path: Path) -> None:
     again where that is put off. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if _libc.syncfs(fd) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+        sync_filesystem_of(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_filesystem_of(fd: int) -> None:
+    """Flush the filesystem of what is open. Raises OSError, once for each descriptor, also where
+    the disk has failed to take something since the file was opened."""
+    if _libc.syncfs(fd) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def forget(path: Path) -> None:
+    """Have what is read of a file next come from the disk, but for what is yet to be written there.
+    Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
 

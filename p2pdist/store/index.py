@@ -27,6 +27,9 @@ _VERSION = 4
 _OPENED_VERSION = _VERSION + 1
 """Of a store with something that was decrypted: earlier releases would give it to other hosts."""
 
+FAILED = "!"
+"""Before a boot it makes one that no machine has: earlier releases then verify, too."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blobs (
     digest TEXT PRIMARY KEY, size INTEGER NOT NULL, piece_size INTEGER NOT NULL, pieces_digest TEXT NOT NULL,
@@ -125,7 +128,8 @@ class ObjectsState:
     """What the index says of all objects."""
 
     boot: str
-    """The boot under which the store was last opened."""
+    """The boot under which the store was last opened; behind FAILED where the disk failed to take
+    objects since."""
     clean: bool
     """Whether rows and files agreed when it was left."""
     durable: int

@@ -138,7 +138,7 @@ class OpenedRecords:
         found = set()
         for digest, encrypted in self.encrypted().items():
             blob = self._blobs.get(digest)
-            if blob is not None and blob.complete:
+            if blob is not None and blob.complete and not blob.gone:
                 found.add(encrypted)
         for manifest in self.packages().values():
             if self.is_whole(manifest, whole):
@@ -153,4 +153,4 @@ class OpenedRecords:
         if layer.media_type == TREE_TYPE:
             return whole(layer.digest)
         blob = self._blobs.get(layer.digest)
-        return blob is not None and blob.complete
+        return blob is not None and blob.complete and not blob.gone

@@ -436,12 +436,13 @@ class BlobStore:
         """The blob, complete or partial; the same object each time. A complete blob was checked
         piece by piece against the piece list `blob.pieces_digest`: compare it with the manifest's,
         or call begin, which does."""
-        return self._blobs.get(parse_digest(digest))
+        blob = self._blobs.get(parse_digest(digest))
+        return None if blob is None or blob.gone else blob
 
     def blobs(self) -> list[Blob]:
         """All blobs."""
         # Without the lock, which a thread that makes room may hold for seconds.
-        return list(self._blobs.values())
+        return [blob for blob in list(self._blobs.values()) if not blob.gone]
 
     def begin(self, digest: Digest, pieces: PieceList) -> Blob:
         """The blob, a new partial one if there was none; not yet held (Admission.begin)."""
@@ -461,7 +462,7 @@ class BlobStore:
         """Remove a blob; raises NotFound, and Conflict when it is pinned, in use, or the root or a
         catalog of a tree."""
         with self._lock:
-            blob = self.get(digest)
+            blob = self._blobs.get(parse_digest(digest))
             if blob is None:
                 raise NotFound(f"{digest} is not in the store")
             if owners := self.pins.owners(digest):
@@ -476,7 +477,7 @@ class BlobStore:
         """Remove a partial blob, pinned or not; nothing happens when there is none. Raises Conflict
         when it is in use or complete."""
         with self._lock:
-            blob = self.get(digest)
+            blob = self._blobs.get(parse_digest(digest))
             if blob is None:
                 return
             if blob.complete:
@@ -608,8 +609,8 @@ def begin_opened(store: BlobStore, digest: Digest, pieces: PieceList, encrypted:
     written then goes to other hosts. Raises what BlobStore.begin raises."""
     while True:
         with store._lock:
-            found = store.get(digest)
-            if found is not None and not found.complete and digest not in store.opened:
+            found = store._blobs.get(parse_digest(digest))
+            if found is not None and (found.gone or (not found.complete and digest not in store.opened)):
                 if found.in_use:
                     return None
                 store._discard(found)
@@ -631,7 +632,7 @@ def drop_opened(store: BlobStore, digest: Digest) -> bool:
     """Remove what is decrypted of a blob in part, but for its piece list; returns whether that is
     gone, or complete. False while it is in use."""
     with store._lock:
-        blob = store.get(digest)
+        blob = store._blobs.get(parse_digest(digest))
         if blob is None or blob.complete or digest not in store.opened:
             return True
         if blob.in_use:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from failing_disk import failing_disks
 from lazy_rig import FetchedPack
 
 from p2pdist.agent.lazy import filler, readahead, views
@@ -83,12 +84,46 @@ async def test_a_view_is_filled_once_a_full_disk_has_room_again(
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         await filling
     assert view.whole and is_filled(tmp_path)
-    device, at = (tmp_path / DEVICE).read_bytes(), 0
+    check_device(tmp_path)
+    await view.close()
+
+
+def check_device(directory: Path) -> None:
+    """The device of a view holds all contents."""
+    device, at = (directory / DEVICE).read_bytes(), 0
     for data in CONTENTS:
         places = CELLS.places(at, len(data))
         assert b"".join(device[offset : offset + end - begin] for offset, begin, end in places) == data
         at += -(-len(data) // 4096) * 4096
-    await view.close()
+
+
+@pytest.mark.root
+async def test_a_view_whose_disk_lost_what_it_was_given_is_filled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next flush succeeds, and programs would read zeros once the kernel lets go of the
+    pages."""
+    monkeypatch.setattr(filler, "AGAIN_S", 0.01)
+    place = tmp_path / "view"
+    for name in ("view", "elsewhere"):
+        (tmp_path / name).mkdir()
+    with failing_disks(tmp_path) as make:
+        disk = make(place)
+        (place / "store").symlink_to(tmp_path / "elsewhere")
+        view = whole_view(place)
+        disk.zero(place / DEVICE)
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        here.setblocking(False)
+        with here, there:
+            with disk.failing():
+                filling = asyncio.create_task(view._fill(place, here))
+                while not filling.done() and "still lacks something" not in caplog.text:
+                    await asyncio.sleep(0.01)
+            await filling
+        assert view.whole and is_filled(place)
+        await view.close()
+        disk.forget()
+        check_device(place)
 
 
 async def test_a_read_that_found_everything_is_no_miss(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -155,6 +156,26 @@ def test_ctrl_c_reaches_the_program_once() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     finally:
         os.close(terminal)
+
+
+@pytest.mark.parametrize("script", ["exec sleep 600", "kill -STOP $$; exec sleep 600"])
+def test_a_terminal_that_goes_away_ends_the_program(script: str) -> None:
+    """The kernel tells the leader of the session alone, which we are where no shell is between, as
+    with `ssh -t HOST p2pdist run ...`: the program ran on for ever, and we with it."""
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", _RUNNER, f"echo ready; {script}"])
+    said = b""
+    while b"ready" not in said:
+        said += os.read(terminal, 100)
+    os.close(terminal)
+    ended = os.pidfd_open(pid)
+    try:
+        if not select.select([ended], [], [], 30)[0]:
+            os.killpg(pid, signal.SIGKILL)
+    finally:
+        os.close(ended)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from blake3 import blake3
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
@@ -99,6 +103,27 @@ def in_index(root: Path, statement: str, *values: object) -> None:
     with sqlite3.connect(root / "index.sqlite") as database:
         assert database.execute(statement, values).rowcount == 1
     database.close()
+
+
+@contextmanager
+def keep_from_removal(path: Path) -> Iterator[None]:
+    """Within a `with` block a file cannot be removed, or the rows of blobs in the index of a
+    store."""
+    if path.is_dir():
+        with sqlite3.connect(path / "index.sqlite") as database:
+            database.execute("CREATE TRIGGER kept BEFORE DELETE ON blobs BEGIN SELECT RAISE(ABORT, 'kept'); END")
+        database.close()
+    elif subprocess.run(["chattr", "+i", path], check=False).returncode:
+        pytest.skip("the file system has no files that stay")
+    try:
+        yield
+    finally:
+        if path.is_dir():
+            with sqlite3.connect(path / "index.sqlite") as database:
+                database.execute("DROP TRIGGER kept")
+            database.close()
+        else:
+            subprocess.run(["chattr", "-i", path], check=True)
 
 
 def files(root: Path) -> set[str]:

@@ -6,10 +6,12 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from store_rig import fill, sample
+import pytest
+from store_rig import fill, keep_from_removal, sample
 
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.store.store import BlobStore
+from p2pdist.model.errors import P2PDistError
+from p2pdist.store.store import BlobStore, begin_opened
 
 ENCRYPTED = Digest("sha256:" + "ab" * 32)
 
@@ -35,6 +37,19 @@ def test_the_mark_lasts_as_long_as_the_blob(tmp_path: Path) -> None:
     store.close()
     store = BlobStore(tmp_path)
     assert digest not in store.opened and version(tmp_path) == before
+    store.close()
+
+
+def test_what_could_not_be_removed_leaves_the_mark_of_what_is_decrypted_in_its_place(tmp_path: Path) -> None:
+    """Else other hosts would get it."""
+    found = sample(1, 100_000)
+    store = BlobStore(tmp_path)
+    fill(store.begin(found.digest, found.pieces), found)
+    with keep_from_removal(tmp_path), pytest.raises(P2PDistError):
+        store.remove(found.digest)
+    blob = begin_opened(store, found.digest, found.pieces, ENCRYPTED)
+    assert blob is not None and not blob.complete and store.opened.encrypted() == {found.digest: ENCRYPTED}
+    blob.release()
     store.close()
 
 

@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_rig import PIECE, bitmap_file, complete_file, data_file, files, fill, flip, in_index, read_piece, sample
+from store_rig import (
+    PIECE,
+    bitmap_file,
+    complete_file,
+    data_file,
+    files,
+    fill,
+    flip,
+    in_index,
+    keep_from_removal,
+    read_piece,
+    sample,
+)
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.digest import Digest, digest_of
@@ -50,6 +62,24 @@ def test_begin_gives_one_object_per_blob(store: BlobStore) -> None:
     assert store.get(found.digest) is blob
     assert store.blobs() == [blob]
     assert blob.pieces == found.pieces
+
+
+@pytest.mark.parametrize("what", ["index", pytest.param("file", marks=pytest.mark.root)])
+def test_what_could_not_be_removed_is_begun_anew(store: BlobStore, what: str) -> None:
+    """As on a disk that is read-only for a while, or whose index takes nothing: it is not here any
+    more, counts until it is gone, and is no obstacle to the next pull."""
+    found = sample(1, 2 * PIECE)
+    path = fill(store.begin(found.digest, found.pieces), found).path
+    with keep_from_removal(store.root if what == "index" else path), pytest.raises(P2PDistError):
+        store.remove(found.digest)
+    assert store.get(found.digest) is None and store.blobs() == [] and store.usage().bytes_complete
+    blob = store.begin_held(found.digest, found.pieces)
+    assert fill(blob, found).path.read_bytes() == found.data
+    blob.release()
+    with keep_from_removal(store.root if what == "index" else path), pytest.raises(P2PDistError):
+        store.remove(found.digest)
+    store.remove(found.digest)
+    assert not path.exists() and not store.usage().bytes_complete
 
 
 def test_who_claims_a_blob_has_it_however_others_make_room(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:

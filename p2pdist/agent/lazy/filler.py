@@ -190,6 +190,17 @@ class Filler:
             task.add_done_callback(partial(_forget, self._filling, chunk.at))
         await asyncio.shield(task)
 
+    async def flush(self) -> None:
+        """Bring the device to the disk. Raises OSError; then all is to be written again: the kernel
+        says once that a disk has failed to take something, and not what."""
+        try:
+            await asyncio.to_thread(self.device.flush)
+        except OSError:
+            self._filled.clear()
+            self._finished.clear()
+            self.bytes_filled = 0
+            raise
+
     def close(self) -> None:
         """End what is under way."""
         for task in (*self._filling.values(), *self._finishing.values()):
@@ -306,7 +317,7 @@ async def fill_all(filler: Filler, cells: Sequence[int]) -> None:
         batch = [cell for cell in cells[first : first + AT_ONCE] if not filler.has_cell(cell)]
         rest = await filler.fill_from_objects(batch)
         await asyncio.gather(*(keep_trying(filler, cell, [""]) for cell in rest))
-    await asyncio.to_thread(filler.device.flush)
+    await filler.flush()
 
 
 async def keep_filling(filler: Filler, cells: Sequence[int], check: Callable[[], None], name: str) -> None:

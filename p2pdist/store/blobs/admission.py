@@ -111,7 +111,7 @@ class Admission:
         parse_digest(digest)
         while True:
             found = self._blobs.get(digest)
-            lost = found is not None and _has_lost_files(found)
+            lost = found is not None and (bool(found.gone) or _has_lost_files(found))
             if found is not None and not lost and usable(found):
                 if bad := found.recheck():
                     logger.warning(
@@ -123,6 +123,7 @@ class Admission:
                     continue  # another thread was faster
                 if found is not None:
                     why = "has lost its files" if lost else "was stored by another piece list"
+                    why = "could not be removed" if found.gone else why
                     logger.warning("%s %s and is begun anew", digest, why)
                     self._discard(found)
                 return self._create(digest, layout, pieces)

@@ -94,6 +94,10 @@ class BitmapFile:
         pwrite_all(self._fd, _HEAD.pack(_MAGIC, boot.bytes, self.count, clean), 0)
         os.fdatasync(self._fd)
 
+    def distrust(self) -> None:
+        """Have all bits verified before they are trusted: they were set under no boot."""
+        pwrite_all(self._fd, _HEAD.pack(_MAGIC, bytes(16), self.count, False), 0)
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)

@@ -79,8 +79,9 @@ class Blob:
         self.vouched = VouchedPieces(self.layout, have, vouched) if vouched is not None else None
         """The list of a partial blob that has no piece list of its own; finish() ends it."""
         self._lock, self._holds = self.files.lock, 0
-        self._gone = ""
-        """Why the blob can no longer be used; "" while it can."""
+        self.gone = ""
+        """Why the blob can no longer be used, also where its files could not be removed; "" while
+        it can."""
         self._unread = threading.Lock() if unread else None
         """Held while pieces of an earlier process are read again; None when there are none."""
 
@@ -113,8 +114,8 @@ class Blob:
         """Keep the blob from eviction and removal until release(); holds add up. Raises NotFound
         when it is gone already."""
         with self._lock:
-            if self._gone:
-                raise NotFound(f"{self.digest} {self._gone}")
+            if self.gone:
+                raise NotFound(f"{self.digest} {self.gone}")
             self._holds += 1
             self.last_used = time.time()
 
@@ -198,8 +199,8 @@ class Blob:
         if vouched is None and data is not None:
             pwrite_all(self.fileno(), data, self.layout.offset(piece))
         with files.disk:
-            if self._gone:
-                raise NotFound(f"{self.digest} {self._gone}")
+            if self.gone:
+                raise NotFound(f"{self.digest} {self.gone}")
             if piece in self.have:
                 return
             if vouched is None:
@@ -247,8 +248,8 @@ class Blob:
                 return
             if missing := self.have.count - len(self.have):
                 raise Conflict(f"{self.digest} is not complete: {missing} of {self.have.count} pieces are missing")
-            if self._gone:
-                raise NotFound(f"{self.digest} {self._gone}")
+            if self.gone:
+                raise NotFound(f"{self.digest} {self.gone}")
             if proven is not None:
                 _require_still(self, proven)
                 self._context.index.set_pieces(self.digest, pieces_digest)
@@ -314,7 +315,7 @@ class Blob:
         with self._lock:
             if self._holds:
                 raise Conflict(f"{self.digest} is in use", remedy="Wait until pulls and mounts of it have ended")
-            self._gone = "was removed from the store; pull it again"
+            self.gone = "was removed from the store; pull it again"
         with self.files.disk:
             self.files.close_bitmap()
             with self._lock:
@@ -328,7 +329,7 @@ class Blob:
             vouched.close()
         with files.disk:
             with self._lock:
-                self._gone = "cannot be used: the store is closed"
+                self.gone = "cannot be used: the store is closed"
             try:
                 files.flush()
             finally:

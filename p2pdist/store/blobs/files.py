@@ -205,11 +205,16 @@ class BlobFiles:
 
     def flush(self) -> None:
         """Bring content and bitmap to the disk and mark the bitmap clean, if it is open: its bits
-        are then trusted after a restart of the machine, too."""
+        are then trusted after a restart of the machine, too. Where the disk does not take them they
+        are trusted no more: the kernel says that once."""
         if self.bitmap is not None:
-            os.fdatasync(self.fileno())
-            if self.hashes is not None:
-                self.hashes.flush()
+            try:
+                os.fdatasync(self.fileno())
+                if self.hashes is not None:
+                    self.hashes.flush()
+            except OSError:
+                self.bitmap.distrust()
+                raise
             self.bitmap.stamp(self._context.boot, clean=True)
 
     def close_content(self) -> None:

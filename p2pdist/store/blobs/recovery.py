@@ -28,7 +28,7 @@ from p2pdist.store.blobs.bitmap import has_bitmap, read_bitmap
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.files import BlobContext
 from p2pdist.store.blobs.hashes import VOUCHED, read_hashes
-from p2pdist.store.disk import failures
+from p2pdist.store.disk import failures, forget
 from p2pdist.store.index import Entry
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ def _reconcile(context: BlobContext, blob: Blob, *, trusted: bool) -> None:
     first. Raises OSError."""
     files = blob.files
     if not trusted:
+        forget(files.path)  # the disk may have failed to take what the kernel still has
         wrong = blob.verify()
         if blob.vouched is not None:
             blob.vouched.drop(wrong)

@@ -31,8 +31,8 @@ from uuid import UUID
 from p2pdist.model.catalog import decode_chunk
 from p2pdist.model.errors import NotFound
 from p2pdist.model.tree import HOLE_BYTES, ChunkList, content_hash
-from p2pdist.store.disk import failure, failures, sync_filesystem
-from p2pdist.store.index import Index, ObjectsState
+from p2pdist.store.disk import failure, failures, sync_filesystem_of
+from p2pdist.store.index import FAILED, Index, ObjectsState
 from p2pdist.store.layout import Paths
 from p2pdist.store.objects.btrfs import EncodedWriter, Extents, NamedFiles, Verified, on_btrfs, write_content
 from p2pdist.store.objects.recovery import recover_objects
@@ -144,8 +144,8 @@ class Objects:
         found = recover_objects(paths, index, boot)
         self.sizes = found.sizes
         """Bytes of each object by content; only this class changes it."""
-        self.other_boot, self.lost = found.other_boot, found.lost
-        """Whether the store was last open under another boot; whether objects were lost."""
+        self.unsure, self.lost = found.unsure, found.lost
+        """Whether what was not brought to the disk may be lost; whether objects were."""
         self._paths, self._index, self.boot = paths, index, boot
         self._sparse: dict[bytes, int] = {}
         """What objects take that take less than their size."""
@@ -154,6 +154,9 @@ class Objects:
                 self._sparse[content] = taken
         self.bytes_total = sum(self._sparse.get(content, size) for content, size in self.sizes.items())
         self._batch, self._durable, self._clean, self._torn = found.batch + 1, found.durable, True, False
+        self._failed = False
+        """Whether the disk failed to take some objects. Which ones is not known, and the next
+        synchronisation says nothing of them."""
         self._rows: list[tuple[bytes, int, int]] = []
         self._left: set[bytes] = set()
         self._lock = threading.Lock()
@@ -387,15 +390,23 @@ class Objects:
 
     def sync(self) -> None:
         """Bring all objects to the disk, so that they need not be verified after a loss of the
-        machine."""
+        machine. Once the disk has failed to take some, the next opening verifies them."""
         with self._lock:
             batch = self._batch
             self._batch += 1
         self.save()
         if batch > self._durable:
-            with failures(self._paths.objects):
-                sync_filesystem(self._paths.objects)
-            self._durable = batch
+            try:
+                # By the same descriptor each time: of a new one the kernel says nothing of what
+                # another synchronisation was told.
+                with failures(self._paths.objects):
+                    sync_filesystem_of(self._directory)
+            except BaseException:
+                self._failed = True
+                self._write_state()
+                raise
+            if not self._failed:
+                self._durable = batch
             self._write_state()
 
     def _mark_unclean(self) -> None:
@@ -406,7 +417,8 @@ class Objects:
                 self._write_state()
 
     def _write_state(self) -> None:
-        self._index.set_objects_state(ObjectsState(str(self.boot), self._clean, self._durable))
+        boot = f"{FAILED}{self.boot}" if self._failed else str(self.boot)
+        self._index.set_objects_state(ObjectsState(boot, self._clean, self._durable))
 
     def close(self) -> None:
         """Save everything and mark files and index as being in line."""

@@ -4,7 +4,9 @@ process left can be trusted.
 Rows and files agree when the store was closed in order. After a kill they may not: rows are written
 in batches, behind the files, and a file may have got its name before it was written to the end. So
 files without a row are verified against their names and taken in. Under another boot what has not
-reached the disk may be torn, too: objects of batches that are not durable.
+reached the disk may be torn, too: objects of batches that are not durable. So may these be where
+the disk failed to take some: the kernel says that once, and gives the pages that it lost as they
+were for as long as it has them. They are read from the disk then.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from uuid import UUID
 from blake3 import blake3
 
 from p2pdist.model.tree import HASH_SIZE
-from p2pdist.store.disk import UNREADABLE, failures
-from p2pdist.store.index import Index, ObjectsState
+from p2pdist.store.disk import UNREADABLE, failures, forget
+from p2pdist.store.index import FAILED, Index, ObjectsState
 from p2pdist.store.layout import Paths
 
 logger = logging.getLogger(__name__)
@@ -38,9 +40,10 @@ class Recovered:
     batch: int
     """The last batch."""
     durable: int
-    """The last batch of which all objects have reached the disk."""
-    other_boot: bool
-    """Whether the store was last open under another boot."""
+    """The last batch of which all objects have reached the disk for certain."""
+    unsure: bool
+    """Whether what was not brought to the disk for certain may be lost: the store was last open
+    under another boot, or the disk failed to take something."""
     lost: bool
     """Whether objects were lost."""
 
@@ -50,7 +53,8 @@ def recover_objects(paths: Paths, index: Index, boot: UUID) -> Recovered:
     Raises P2PDistError."""
     sizes, state = index.objects(), index.objects_state()
     batch = index.last_batch()
-    other = state is None or state.boot != str(boot)
+    failed = state is not None and state.boot.startswith(FAILED)
+    other = state is None or state.boot.removeprefix(FAILED) != str(boot)
     durable = state.durable if state is not None else 0
     gone, strays = [], []
     if state is None or not state.clean:
@@ -61,9 +65,12 @@ def recover_objects(paths: Paths, index: Index, boot: UUID) -> Recovered:
             del sizes[content]
         index.remove_objects(gone)
         strays = [content for content in listed if content not in sizes]
-    doubtful = list(index.objects(after=durable)) if other else []
-    found = _verified(paths, strays)
-    dropped = _drop_torn(paths, sizes, [content for content in doubtful if content in sizes])
+    doubtful = list(index.objects(after=durable)) if other or failed else []
+    found = _verified(paths, strays, from_disk=failed)
+    good = _verified(paths, [content for content in doubtful if content in sizes], from_disk=failed)
+    dropped = [content for content in doubtful if content in sizes and good.get(content) != sizes[content]]
+    for content in dropped:
+        del sizes[content]
     index.remove_objects(dropped)
     sizes |= found
     if found:
@@ -74,7 +81,7 @@ def recover_objects(paths: Paths, index: Index, boot: UUID) -> Recovered:
     index.set_objects_state(ObjectsState(str(boot), clean=True, durable=durable))
     if dropped:
         logger.warning("%d objects did not survive and are dropped", len(dropped))
-    return Recovered(sizes, batch, durable, other, bool(gone or dropped))
+    return Recovered(sizes, batch, durable, other or failed, bool(gone or dropped))
 
 
 def file_hash(path: Path | str) -> bytes:
@@ -108,29 +115,25 @@ def _is_hex(name: str, length: int) -> bool:
     return len(name) == length and not set(name) - set("0123456789abcdef")
 
 
-def _drop_torn(paths: Paths, sizes: dict[bytes, int], contents: list[bytes]) -> list[bytes]:
-    good = _verified(paths, contents)
-    torn = [content for content in contents if good.get(content) != sizes[content]]
-    for content in torn:
-        del sizes[content]
-    return torn
-
-
-def _verified(paths: Paths, contents: list[bytes]) -> dict[bytes, int]:
+def _verified(paths: Paths, contents: list[bytes], *, from_disk: bool) -> dict[bytes, int]:
     """Sizes of the contents whose files are what their names say; the others are removed."""
+
+    def check(content: bytes) -> int | None:
+        return _check(paths.object(content), content, from_disk)
+
     found = {}
     with failures(paths.objects), ThreadPoolExecutor(_THREADS, thread_name_prefix="store-recovery") as pool:
-        for content, size in zip(
-            contents, pool.map(lambda content: _check(paths.object(content), content), contents), strict=True
-        ):
+        for content, size in zip(contents, pool.map(check, contents), strict=True):
             if size is not None:
                 found[content] = size
     return found
 
 
-def _check(path: Path, content: bytes) -> int | None:
+def _check(path: Path, content: bytes, from_disk: bool) -> int | None:
     try:
         size = path.stat().st_size
+        if from_disk and size > 0:  # else it may be no file
+            forget(path)
         # Empty is what a lost machine leaves of most new files.
         good = size > 0 and file_hash(path) == content
     except FileNotFoundError:

@@ -140,9 +140,10 @@ class Trees:
             for record in self.records:
                 if record.complete and not objects.sizes.keys() >= self.records.contents(record.root):
                     self.records.set_incomplete(record.root)
-        # None survives the loss of the machine for certain, and nothing in them could tell.
-        self.images.sweep(self._is_needed, opening=True, everything=objects.other_boot)
-        self.variants.open(lambda root: not (objects.other_boot or objects.lost) and self._is_needed(root))
+        # None survives the loss of the machine for certain, nor a disk that fails, and nothing in
+        # them could tell.
+        self.images.sweep(self._is_needed, opening=True, everything=objects.unsure)
+        self.variants.open(lambda root: not (objects.unsure or objects.lost) and self._is_needed(root))
 
     # -- what is here
 
