@@ -17,6 +17,7 @@ from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.pull import pulls
+from p2pdist.agent.upkeep import scrub as scrub_module
 from p2pdist.agent.upkeep.scrub import NOTE, StoreScrub
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import PullRequest
@@ -77,6 +78,12 @@ async def agent(tmp_path: Path, origin: LocalLayout) -> AsyncIterator[Agent]:
         stack.push_async_callback(made.stop)
         await made.start()
         yield made
+
+
+@pytest.fixture(autouse=True)
+def takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread has no lower priority: beside other work it would get next to nothing."""
+    monkeypatch.setattr(scrub_module, "yield_to_others", lambda: None)
 
 
 def read_all(scrub: StoreScrub, until: Callable[[], bool]) -> list[str]:
