@@ -39,7 +39,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -179,31 +179,23 @@ class Host:
         lines += [f"disabled_plugins = {json.dumps(unused)}", "[grpc]", f'address = "{self._socket}"']
         lines += ["[proxy_plugins.stargz]", 'type = "snapshot"', f'address = "{self._stargz}"'] if self._lazy else []
         config.write_text("\n".join(lines))
-        root = str(self._directory / "stargz")
-        stargz = [str(self._lazy), "--address", str(self._stargz), "--root", root]
-        try:
-            if self._lazy is None:
-                with daemon(self._space, log, ["containerd", "--config", str(config)], self._socket.exists):
-                    yield from self._emptied()
-            else:
-                with (
-                    daemon(self._space, log, stargz, self._stargz.exists),
-                    daemon(self._space, log, ["containerd", "--config", str(config)], self._socket.exists),
-                ):
-                    yield from self._emptied()
-        finally:
-            self._clear()
-
-    def _emptied(self) -> Iterator[None]:
-        """End containers before containerd."""
-        try:
+        stargz = [str(self._lazy), "--address", str(self._stargz), "--root", str(self._directory / "stargz")]
+        containerd = ["containerd", "--config", str(config)]
+        with ExitStack() as stack:
+            stack.callback(self._clear)
+            if self._lazy is not None:
+                stack.enter_context(daemon(self._space, log, stargz, self._stargz.exists))
+            stack.callback(self._end_containers)
+            stack.enter_context(daemon(self._space, log, containerd, self._socket.exists))
             yield
-        finally:
-            tasks = self._directory / "state" / "io.containerd.runtime.v2.task" / SPACE
-            for name in ("init.pid", "shim.pid"):
-                for path in tasks.glob(f"*/{name}"):
-                    with suppress(OSError, ValueError):
-                        os.kill(int(path.read_text()), signal.SIGKILL)
+
+    def _end_containers(self) -> None:
+        """End containers and their shims, which outlive containerd."""
+        tasks = self._directory / "state" / "io.containerd.runtime.v2.task" / SPACE
+        for name in ("init.pid", "shim.pid"):
+            for path in tasks.glob(f"*/{name}"):
+                with suppress(OSError, ValueError):
+                    os.kill(int(path.read_text()), signal.SIGKILL)
 
     def _clear(self) -> None:
         """Unmount and remove what is left."""
