@@ -29,6 +29,7 @@ pull had ended, and bytes that came over the link until the first line.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -191,23 +192,30 @@ class Host:
 
     def _end_containers(self) -> None:
         """End containers and their shims, which outlive containerd."""
-        tasks = self._directory / "state" / "io.containerd.runtime.v2.task" / SPACE
-        for name in ("init.pid", "shim.pid"):
-            for path in tasks.glob(f"*/{name}"):
-                with suppress(OSError, ValueError):
-                    os.kill(int(path.read_text()), signal.SIGKILL)
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ended meanwhile
+                words = (process / "cmdline").read_text().split("\0")
+                if str(self._socket) not in words or "-id" not in words:
+                    continue
+                children = (process / "task" / process.name / "children").read_text().split()
+                for number in (process.name, *children):
+                    os.kill(int(number), signal.SIGKILL)
+                name = f"{self._socket}/{SPACE}/{words[words.index('-id') + 1]}"  # as containerd makes it
+                Path("/run/containerd/s", hashlib.sha256(name.encode()).hexdigest()).unlink()
+                deadline = time.monotonic() + ENDED_S
+                while any(Path("/proc", number).exists() for number in children) and time.monotonic() < deadline:
+                    time.sleep(0.05)
 
     def _clear(self) -> None:
         """Unmount and remove what is left."""
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-        points = [line.split()[4] for line in lines]
+        points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         for point in reversed([point for point in points if self._directory in Path(point).parents]):
             subprocess.run(["umount", "--lazy", point], check=False)
-        groups = [*Path("/sys/fs/cgroup").glob(f"*/{SPACE}"), Path("/sys/fs/cgroup", SPACE)]
-        for group in (*groups, Path("/run/containerd/runc", SPACE)):
+        for group in (*Path("/sys/fs/cgroup").glob(f"*/{SPACE}"), Path("/sys/fs/cgroup", SPACE)):
             with suppress(OSError):
                 for path in (*group.glob("*/"), group):  # directories of cgroups have files, yet go
                     path.rmdir()
+        shutil.rmtree(Path("/run/containerd/runc", SPACE), ignore_errors=True)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
