@@ -255,8 +255,8 @@ class Index:
     def pin(self, digest: Digest, owner: str) -> None:
         self._run("INSERT OR IGNORE INTO pins VALUES (?,?)", (digest, owner))
 
-    def unpin(self, owner: str) -> None:
-        self._run("DELETE FROM pins WHERE owner=?", (owner,))
+    def unpin(self, owner: str, digest: Digest | None = None) -> None:
+        self._run("DELETE FROM pins WHERE owner=? AND digest=ifnull(?, digest)", (owner, digest))
 
     def packages(self) -> list[PackageRecord]:
         return [PackageRecord(*row) for row in self._query("SELECT * FROM packages ORDER BY reference")]

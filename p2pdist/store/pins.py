@@ -42,6 +42,16 @@ class Pins:
                 if not owners:
                     del self._owners[digest]
 
+    def unpin_blob(self, digest: Digest, owner: str) -> None:
+        """Take away the pin of a blob by `owner`, if there is one."""
+        with self._lock:
+            self._index.reserve.use()
+            self._index.unpin(owner, parse_digest(digest))
+            owners = self._owners.get(digest, set())
+            owners.discard(owner)
+            if not owners:
+                self._owners.pop(digest, None)
+
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._owners
 

@@ -16,7 +16,8 @@ from test_many_blobs import push
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.pull.pulls import Pull
 from p2pdist.agent.upkeep.maintenance import VERIFICATIONS_MAX
-from p2pdist.model.errors import Conflict, DiskFull, NotFound, Unavailable, UsageError
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import Conflict, DiskFull, NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PruneRequest, PullRequest
 from p2pdist.origin.layout import LocalLayout
@@ -206,6 +207,22 @@ async def test_a_blob_by_itself_is_listed_pinned_verified_and_removed(
     await tidy.unpin(two)
     await tidy.remove(two)
     assert [each.reference for each in await agent.inventory.packages()] == [str(TAG)]
+
+
+async def test_a_pin_that_fails_takes_no_others_of_its_owner(
+    start: Start, origin: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a job pins several packages by one name."""
+    (tmp_path / "kept").write_bytes(os.urandom(PIECE))
+    kept = (await push_blob(tmp_path / "kept", origin)).digest
+    agent = await start()
+    await agent.maintenance.pin(kept, "job")
+    for most in (1000, 0):  # its pull fails, or does not begin
+        monkeypatch.setattr("p2pdist.agent.pull.pulls.PULLS_MAX", most)
+        with pytest.raises(P2PDistError):
+            await agent.maintenance.pin(digest_of(b"nowhere"), "job")
+    assert agent.store.pins.by_owner() == {"job": {kept}}
+    assert agent.store._index.pins() == [(kept, "job")]
 
 
 async def test_a_layer_of_what_a_tag_meant_before_is_a_blob_by_itself(start: Start, origin: LocalLayout) -> None:

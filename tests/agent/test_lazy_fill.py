@@ -11,7 +11,9 @@ import random
 import resource
 import socket
 import sys
+import threading
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +126,52 @@ async def test_a_view_whose_disk_lost_what_it_was_given_is_filled_anew(
         await view.close()
         disk.forget()
         check_device(place)
+
+
+async def test_what_was_being_written_as_a_flush_failed_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that wrote it says so only after the flush has failed, which may have been about
+    it. A caller that came afterwards waits for the second time, too."""
+    view, loop = whole_view(tmp_path), asyncio.get_running_loop()
+    filling, device = view._filler, view._filler.device
+    assert view.layout is not None
+    cells, wrote, failed = CELLS.holding(0, view.layout.size), asyncio.Event(), threading.Event()
+    finish = device.finish
+
+    def finish_late(finished: Iterable[int]) -> None:
+        finish(finished)
+        loop.call_soon_threadsafe(wrote.set)
+        assert failed.wait(60.0)
+
+    def lose() -> None:
+        os.pwrite(device.held[0], bytes(CELLS.file_size(view.layout.size)), 0)
+        raise OSError(errno.EIO, "lost")
+
+    writers = {
+        cells[0]: filling.fill_in_order(cells[:2], {}),
+        cells[2]: filling.fill_from_objects(cells[2:4]),
+        cells[4]: filling.fill_cell(cells[4]),
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr(device, "finish", finish_late)
+        patched.setattr(device, "flush", lose)
+        for cell, writer in writers.items():
+            wrote.clear()
+            task = asyncio.ensure_future(writer)
+            await wrote.wait()
+            with pytest.raises(OSError):
+                await filling.flush()
+            joined = asyncio.create_task(filling.fill_cell(cell))
+            await asyncio.sleep(0)
+            failed.set()
+            await asyncio.gather(task, joined)
+            offset, head = CELLS.head(cell)
+            assert filling.has_cell(cell) and os.pread(device.held[0], len(head), offset) == head
+            failed.clear()
+    await filler.fill_all(filling, cells)
+    check_device(tmp_path)
+    await view.close()
 
 
 async def test_a_read_that_found_everything_is_no_miss(tmp_path: Path) -> None:

@@ -121,6 +121,34 @@ async def test_many_blobs_that_begin_at_once_are_asked_for_at_all_neighbours(
     assert len(asked) < asked.total() / 2, "connections are used again"
 
 
+async def test_a_neighbour_that_lost_a_blob_meanwhile_is_no_source(tmp_path: Path) -> None:
+    """As one whose own pull failed, or that withdrew its announcement."""
+    blob, agents = digest_of(b"blob"), list[Neighbourhood]()
+
+    async def holding(request: web.Request) -> web.Response:
+        if request.query.get("host") != "h" or not answers:
+            return web.Response(status=404)
+        if answers.pop() == "gone":
+            assert agents[0].discovery.neighbours.gone("agent", "lo", "n2")
+        return web.Response(body=msgspec.json.encode(BlobHolding(16, 16, True)))
+
+    answers = ["gone", "held"]
+    app = web.Application()
+    app.router.add_get("/v1/blobs/{digest}/holding", holding)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    listening = socket.create_server(("127.0.0.1", 0))
+    await web.SockSite(runner, listening).start()
+    try:
+        async with neighbourhood(tmp_path) as agent:
+            agents.append(agent)
+            know(agent, ["n1", "n2"], f"127.0.0.1:{listening.getsockname()[1]}")
+            plans = await planned(agent, [blob])
+    finally:
+        await runner.cleanup()
+    assert not answers and hosts(plans[blob]) == set()
+
+
 async def test_a_neighbour_that_says_nothing_the_second_time_still_holds_what_it_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -58,6 +59,28 @@ def test_objects_that_a_disk_lost_are_dropped_at_the_next_start(
     objects.forget()
     assert held == {contents[0], contents[2]}, "and no wrong bytes count as an object"
     assert {name for name, data in on_disk(root).items() if content_hash(data) == name} == held
+
+
+def test_what_a_program_has_mapped_is_read_from_the_disk_too(tmp_path: Path, disk: Callable[[Path], Disk]) -> None:
+    """The kernel keeps the pages of its libraries, and the next synchronisation would call them
+    durable."""
+    root, data = tmp_path / "store", [noise(number, (2 << 20) + 5) for number in range(2)]
+    Paths(root).make()
+    objects = disk(root / "objects")
+    for number in range(256):
+        (root / "objects" / f"{number:02x}").mkdir()
+    store, contents = BlobStore(root), [content_hash(each) for each in data]
+    assert store.objects.add(contents[0], data[0])
+    with objects.failing():
+        assert store.objects.add(contents[1], data[1])
+        with pytest.raises(P2PDistError):
+            store.objects.sync()
+    with store.objects.path(contents[1]).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert mapped[:] == data[1]
+        store.close()
+        again = BlobStore(root)
+        assert set(again.objects.contents()) == {contents[0]}, "which is read to its end"
+        again.close()
 
 
 def test_what_another_program_was_told_of_a_disk_is_not_passed_over(

@@ -146,7 +146,11 @@ class Neighbourhood:
             give(holders)
         if self.agents():
             await asyncio.sleep(GATHER_S)
-            holders |= await self._holders(blob)  # one that is busy by now, and says nothing, holds it still
+            first, asked_at = holders, asyncio.get_running_loop().time()
+            holders = await self._holders(blob)
+            for neighbour, holding in first.items():  # one that is busy by now, and says nothing, holds it still
+                if self._silent_at.get(neighbour.host, asked_at) > asked_at:
+                    holders[neighbour] = holding
         give(holders)
         self._counted[blob] = frozenset(neighbour.host for neighbour in holders)
         done.add_done_callback(lambda _: self._counted.pop(blob, None))

@@ -121,6 +121,9 @@ class Filler:
         self._finished: set[int] = set()
         """Cells that the kernel can read."""
         self._finishing: dict[int, asyncio.Task[None]] = {}
+        self._failures = 0
+        """How often a flush failed. What was written, or begun, before the last one may be lost and
+        counts no more."""
         self._cut: dict[int, tuple[DeviceChunk, ...]] = {}
         """The chunks of cells that were looked at and are not finished: what lies around readers is
         looked at again and again."""
@@ -136,15 +139,15 @@ class Filler:
     async def fill_cell(self, cell: int) -> None:
         """Have everything of a cell written, and let the kernel read it. It is tried for as long as
         the caller waits. Raises Corrupt for a package that is packed wrongly."""
-        if cell in self._finished:
-            return
-        task = self._finishing.get(cell)
-        if task is None:
-            task = self._finishing[cell] = asyncio.create_task(self._fill_cell(cell))
-            task.add_done_callback(partial(_forget, self._finishing, cell))
-        await asyncio.shield(task)
+        while cell not in self._finished:  # again where a flush failed meanwhile
+            task = self._finishing.get(cell)
+            if task is None:
+                task = self._finishing[cell] = asyncio.create_task(self._fill_cell(cell))
+                task.add_done_callback(partial(_forget, self._finishing, cell))
+            await asyncio.shield(task)
 
     async def _fill_cell(self, cell: int) -> None:
+        failures = self._failures
         missing = [chunk for chunk in self._chunks((cell,)) if not self.has(chunk)]
         if packed := [chunk for chunk in missing if self.chunks.in_pack(chunk)]:
             # All at once, since a cell may have many chunks; what is wrong is left for one by one.
@@ -153,7 +156,7 @@ class Filler:
             missing = [chunk for chunk in missing if not self.has(chunk)]
         await asyncio.gather(*map(self.fill, missing))
         await asyncio.to_thread(self.device.finish, (cell,))
-        self._finish_all((cell,))
+        self._finish_all((cell,), failures)
 
     def _chunks(self, cells: Iterable[int]) -> list[DeviceChunk]:
         """The chunks of cells, each once."""
@@ -168,9 +171,10 @@ class Filler:
                 self._cut[cell] = chunks
         return chunks
 
-    def _finish_all(self, cells: Iterable[int]) -> None:
-        """The kernel can read these."""
-        for cell in cells:
+    def _finish_all(self, cells: Iterable[int], failures: int) -> None:
+        """The kernel can read these; `failures` of flushes came before their chunks were looked
+        at."""
+        for cell in cells if failures == self._failures else ():
             self._finished.add(cell)
             self._cut.pop(cell, None)
 
@@ -182,13 +186,12 @@ class Filler:
     async def fill(self, chunk: DeviceChunk) -> None:
         """Have a chunk written. It is tried for as long as the caller waits. Raises Corrupt for a
         package that is packed wrongly."""
-        if self.has(chunk):
-            return
-        task = self._filling.get(chunk.at)
-        if task is None:
-            task = self._filling[chunk.at] = asyncio.create_task(self._fill(chunk))
-            task.add_done_callback(partial(_forget, self._filling, chunk.at))
-        await asyncio.shield(task)
+        while not self.has(chunk):  # again where a flush failed meanwhile
+            task = self._filling.get(chunk.at)
+            if task is None:
+                task = self._filling[chunk.at] = asyncio.create_task(self._fill(chunk))
+                task.add_done_callback(partial(_forget, self._filling, chunk.at))
+            await asyncio.shield(task)
 
     async def flush(self) -> None:
         """Bring the device to the disk. Raises OSError; then all is to be written again: the kernel
@@ -196,6 +199,7 @@ class Filler:
         try:
             await asyncio.to_thread(self.device.flush)
         except OSError:
+            self._failures += 1
             self._filled.clear()
             self._finished.clear()
             self.bytes_filled = 0
@@ -211,21 +215,22 @@ class Filler:
         self._cut.clear()
 
     async def _fill(self, chunk: DeviceChunk) -> None:
-        data = await self.chunks.read(chunk)
+        data, failures = await self.chunks.read(chunk), self._failures
         await asyncio.to_thread(self.device.write, data, chunk.at)
-        self._wrote(chunk)
+        self._wrote(chunk, failures)
 
-    def _wrote(self, chunk: DeviceChunk) -> None:
-        if chunk.at not in self._filled:
+    def _wrote(self, chunk: DeviceChunk, failures: int) -> None:
+        """The chunk was written; `failures` of flushes came before."""
+        if chunk.at not in self._filled and failures == self._failures:
             self._filled.add(chunk.at)
             self.bytes_filled += chunk.length
 
     async def fill_from_objects(self, cells: Sequence[int]) -> list[int]:
         """Fill cells for which no reader waits; returns those of which no object has something.
         Raises OSError."""
-        missing = [chunk for chunk in self._chunks(cells) if not self.has(chunk)]
+        missing, failures = [chunk for chunk in self._chunks(cells) if not self.has(chunk)], self._failures
         for chunk in await asyncio.to_thread(self._copy, missing):
-            self._wrote(chunk)
+            self._wrote(chunk, failures)
         await self._finish(cells)
         return [cell for cell in cells if cell not in self._finished]
 
@@ -248,6 +253,7 @@ class Filler:
         returns those that were filled. Raises OSError, NotFound for a blob that was evicted, and
         Corrupt."""
         missing = {cell: self._chunks_of(cell) for cell in cells if cell not in self._finished}
+        failures = self._failures
         if not missing:
             return []
         with ExitStack() as holds:
@@ -255,8 +261,8 @@ class Filler:
                 holds.enter_context(blob.held())
             written, whole = await asyncio.to_thread(self._write, missing, blobs)
         for chunk in written:
-            self._wrote(chunk)
-        self._finish_all(whole)
+            self._wrote(chunk, failures)
+        self._finish_all(whole, failures)
         return whole
 
     def _write(
@@ -281,9 +287,9 @@ class Filler:
 
     async def _finish(self, cells: Sequence[int]) -> list[int]:
         """Let the kernel read those of the cells of which everything is written; returns them."""
-        whole = [cell for cell in cells if all(map(self.has, self._chunks_of(cell)))]
+        whole, failures = [cell for cell in cells if all(map(self.has, self._chunks_of(cell)))], self._failures
         await asyncio.to_thread(self.device.finish, whole)
-        self._finish_all(whole)
+        self._finish_all(whole, failures)
         return whole
 
 

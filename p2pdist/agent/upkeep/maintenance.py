@@ -126,7 +126,10 @@ class Maintenance:
         name = str(parse_reference(reference))
         owner = owner or PIN_PREFIX + name
         package = await self._pulls.package(name, caller)
+        pinned = []
         for layer in package.manifest.layers:
+            if owner not in self._store.pins.owners(layer.digest):
+                pinned.append(layer.digest)
             await asyncio.to_thread(self._store.pins.pin, layer.digest, owner)
         if not all(
             map(self._inventory.is_here, package.manifest.layers)
@@ -134,7 +137,8 @@ class Maintenance:
             try:
                 await self._pulls.package(name, caller)
             except P2PDistError:
-                await asyncio.to_thread(self._store.pins.unpin, owner)
+                for digest in pinned:
+                    await asyncio.to_thread(self._store.pins.unpin_blob, digest, owner)
                 raise
         return PinStatus(owner, tuple(layer.digest for layer in package.manifest.layers))
 
@@ -145,13 +149,13 @@ class Maintenance:
             pull = self._pulls.start(PullRequest(blob=digest), caller)
         except P2PDistError:
             if not pinned:
-                await asyncio.to_thread(self._store.pins.unpin, owner)
+                await asyncio.to_thread(self._store.pins.unpin_blob, digest, owner)
             raise
         assert pull.task is not None
         await asyncio.wait([pull.task])
         if pull.error is not None:
             if not pinned:
-                await asyncio.to_thread(self._store.pins.unpin, owner)
+                await asyncio.to_thread(self._store.pins.unpin_blob, digest, owner)
             raise pull.error
         return PinStatus(owner, (digest,))
 

@@ -11,7 +11,9 @@ were for as long as it has them. They are read from the disk then.
 
 from __future__ import annotations
 
+import errno
 import logging
+import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +30,9 @@ from p2pdist.store.layout import Paths
 logger = logging.getLogger(__name__)
 
 STEP_BYTES = 1 << 20
+_LOST = {errno.ENOSPC, errno.EDQUOT}
+"""What the kernel says of a file that the disk failed to take when it is read from the disk."""
+
 _THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -95,6 +100,32 @@ def file_hash(path: Path | str) -> bytes:
     return state.digest()
 
 
+def _hash_on_disk(path: Path) -> bytes:
+    """The BLAKE3 of a file as the disk has it: the kernel does not let go of pages that a program
+    has mapped, as its libraries. Where a file system reads through its pages alone, what these say.
+    Raises OSError, also where the disk failed to take the file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return file_hash(path)
+    state, done = blake3(), 0
+    try:
+        with mmap.mmap(-1, STEP_BYTES) as buffer:  # aligned
+            size = os.fstat(fd).st_size
+            while done < size and (count := os.preadv(fd, [buffer], done)):
+                state.update(buffer[:count])
+                done += count
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return file_hash(path)
+    finally:
+        os.close(fd)
+    return state.digest()
+
+
 def _listed(directory: Path) -> set[bytes]:
     """The contents that have a file. A file with any other name is removed."""
     contents = set()
@@ -135,11 +166,11 @@ def _check(path: Path, content: bytes, from_disk: bool) -> int | None:
         if from_disk and size > 0:  # else it may be no file
             forget(path)
         # Empty is what a lost machine leaves of most new files.
-        good = size > 0 and file_hash(path) == content
+        good = size > 0 and (_hash_on_disk(path) if from_disk else file_hash(path)) == content
     except FileNotFoundError:
         return None
     except OSError as error:
-        if error.errno not in UNREADABLE:
+        if error.errno not in UNREADABLE and not (from_disk and error.errno in _LOST):
             raise
         good = False
     if not good:
