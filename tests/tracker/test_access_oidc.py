@@ -22,6 +22,13 @@ from p2pdist.model.errors import NotFound, Unauthenticated, Unavailable
 from tracker.access import oidc
 
 
+STRANGE: dict[str, list[Any]] = {
+    "no key": [["no", "key"]],
+    "no value": [{"kty": "oct", "kid": "rsa"}],
+    "no name": [{"kty": "oct", "kid": ["rsa"], "k": "YWJj"}],
+}
+
+
 class Issuer:
     """An issuer with keys of three kinds."""
 
@@ -35,7 +42,7 @@ class Issuer:
         self.asked = 0
         self.slow: asyncio.Event | None = None
         self.fault = ""
-        """How it fails: "away", "broken", "strange" or "slow"."""
+        """How it fails: "away", "broken" or "slow", or with the keys of STRANGE of that name."""
 
     def token(self, key: str = "rsa", *, algorithm: str = "", **more: Any) -> str:
         default, private = self.keys[key]
@@ -64,8 +71,8 @@ class Issuer:
         return response
 
     async def jwks(self, request: web.Request) -> web.Response:
-        if self.fault == "strange":
-            return web.json_response({"keys": [["no", "key"]]})
+        if self.fault in STRANGE:
+            return web.json_response({"keys": STRANGE[self.fault]})
         if self.slow is not None:
             await self.slow.wait()
         if self.redirect and "127.0.0.1" in request.host:
@@ -185,7 +192,7 @@ async def test_new_keys_of_the_issuer_are_read_and_strange_ones_ask_it_seldom(
     assert await hosts(site, issuer.token("new", groups="admins")) == b"[]"
 
 
-@pytest.mark.parametrize("fault", ["away", "broken", "strange", "slow"])
+@pytest.mark.parametrize("fault", ["away", "broken", "slow", *STRANGE])
 async def test_no_token_is_called_wrong_while_the_issuer_does_not_state_its_keys(
     site: AccessSite, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:

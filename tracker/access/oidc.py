@@ -42,6 +42,7 @@ _BROKEN = (
     jwt.PyJWTError,
     ValueError,
     TypeError,
+    LookupError,
     AttributeError,
     RecursionError,
 )
@@ -138,11 +139,11 @@ class OidcIssuer:
             if discovery.get("issuer") != self.document.issuer:
                 raise ValueError("its discovery document is of another issuer")
             keys = jwt.PyJWKSet.from_dict(_fetch(str(discovery.get("jwks_uri")))).keys
+            return {key.key_id: key.key for key in keys if key.key_id}
         except _BROKEN as error:
             raise Unavailable(
                 f"the issuer {issuer} does not state its keys: {str(error)[:200]}", remedy="Try again later"
             ) from error
-        return {key.key_id: key.key for key in keys if key.key_id}
 
 
 def _require_encrypted(url: str) -> None:
