@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from p2pdist.model.errors import NotFound, Unauthenticated, Unavailable
 from tracker.access import oidc
 
-
 STRANGE: dict[str, list[Any]] = {
     "no key": [["no", "key"]],
     "no value": [{"kty": "oct", "kid": "rsa"}],
@@ -41,6 +40,8 @@ class Issuer:
         self.url, self.named, self.keys_url, self.redirect = "", "", "", ""
         self.asked = 0
         self.slow: asyncio.Event | None = None
+        self.waits = False
+        """Whether somebody waits for `slow`."""
         self.fault = ""
         """How it fails: "away", "broken" or "slow", or with the keys of STRANGE of that name."""
 
@@ -74,6 +75,7 @@ class Issuer:
         if self.fault in STRANGE:
             return web.json_response({"keys": STRANGE[self.fault]})
         if self.slow is not None:
+            self.waits = True
             await self.slow.wait()
         if self.redirect and "127.0.0.1" in request.host:
             raise web.HTTPFound(self.redirect)
@@ -259,6 +261,21 @@ async def test_a_strange_key_keeps_nobody_waiting_whose_key_is_known(
         assert not strange.done()
         issuer.slow.set()
         assert await strange == b"[]"
+
+
+async def test_a_client_that_leaves_has_no_token_of_others_called_wrong(site: AccessSite, issuer: Issuer) -> None:
+    """It may be the first that shows one, and the issuer is asked seldom."""
+    issuer.slow = asyncio.Event()
+    leaving = asyncio.create_task(hosts(site, issuer.token(groups="admins")))
+    async with asyncio.timeout(60):
+        while not issuer.waits:
+            await asyncio.sleep(0.01)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        await asyncio.sleep(0.3)  # its connection breaks
+        issuer.slow.set()
+        assert await hosts(site, issuer.token(groups="admins")) == b"[]"
+    assert issuer.asked == 1
 
 
 async def test_an_issuer_that_names_itself_otherwise_is_not_believed(site: AccessSite, issuer: Issuer) -> None:
