@@ -11,6 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from aiohttp import web
 
@@ -35,6 +36,22 @@ Brought = tuple[Blob, BlobPull | None]
 
 Count = Callable[[str, int], None]
 """Hears of bytes that were sent, and of their source: store or swarm."""
+
+
+async def held(stack: contextlib.ExitStack, digest: Digest, bring: Callable[[], Awaitable[Brought]]) -> Brought:
+    """The blob that `bring` brings, which `stack` holds, and its pull. Raises what `bring`
+    raises, and Unavailable."""
+    for _ in range(ATTEMPTS):
+        blob, pull = await bring()
+        with contextlib.suppress(NotFound):  # evicted this very moment: clients would take it for nowhere
+            stack.enter_context(blob.held())
+            return blob, pull
+    raise gone_again(digest)
+
+
+def gone_again(digest: Digest) -> Unavailable:
+    """The failure of a client for which a blob came and was evicted."""
+    return Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
 
 
 class BlobBodies:
@@ -63,34 +80,26 @@ class BlobBodies:
             stack.enter_context(in_use(request))
             if self._interest is not None:
                 stack.enter_context(self._interest.asking(digest))
-            blob, pull = await self._held(stack, digest, fetch, options)
+            bring = partial(self._brought, digest, fetch, options.begin_by)
+            blob, pull = await held(stack, digest, bring)
             body = read(pull) if pull is not None else None
             if isinstance(body, DemandedBody):
                 stack.callback(body.close)
             return await self._send(request, blob, body, options, flow)
 
-    async def _held(
-        self,
-        stack: contextlib.ExitStack,
-        digest: Digest,
-        fetch: Callable[[], Awaitable[Brought]],
-        options: RangeOptions,
+    async def _brought(
+        self, digest: Digest, fetch: Callable[[], Awaitable[Brought]], begin_by: float | None
     ) -> Brought:
-        """The blob, which `stack` holds, and its pull. Raises what `send` raises."""
-        for _ in range(ATTEMPTS):
-            begun = asyncio.create_task(self._begin(digest, fetch))
-            self._beginning.add(begun)
-            begun.add_done_callback(self._begun)
-            try:
-                async with asyncio.timeout_at(options.begin_by):
-                    blob, pull = await asyncio.shield(begun)  # which goes on for the next request
-            except TimeoutError:
-                why = f"{digest} does not begin to come in the time that a client may wait"
-                raise Late(why, remedy="Ask again") from None
-            with contextlib.suppress(NotFound):  # evicted this very moment: clients would take it for nowhere
-                stack.enter_context(blob.held())
-                return blob, pull
-        raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
+        """The blob and its pull. Raises what `send` raises."""
+        begun = asyncio.create_task(self._begin(digest, fetch))
+        self._beginning.add(begun)
+        begun.add_done_callback(self._begun)
+        try:
+            async with asyncio.timeout_at(begin_by):
+                return await asyncio.shield(begun)  # which goes on for the next request
+        except TimeoutError:
+            why = f"{digest} does not begin to come in the time that a client may wait"
+            raise Late(why, remedy="Ask again") from None
 
     async def _begin(self, digest: Digest, fetch: Callable[[], Awaitable[Brought]]) -> Brought:
         stored = self._store.get(digest)

@@ -26,7 +26,7 @@ from p2pdist.agent.tasks import in_thread
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.encryption import EncryptedBlob, decrypted_from
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused, Unavailable
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused, TooLarge, Unavailable
 from p2pdist.model.manifest import Descriptor, Manifest, Reference, decode_manifest, encode_manifest
 from p2pdist.model.messages import PackageKeys
 from p2pdist.model.pieces import PieceList
@@ -183,8 +183,11 @@ class Opening:
             plain = decrypted_from(blob.read_range, blob.size, key, blob.digest)
         contents = decode_contents(plain, self._manifest)
         manifest = opened_manifest(contents.manifest, self._manifest)
-        encoded = encode_manifest(manifest)
-        decode_manifest(encoded)  # what was sealed may be within the limits, and this over them
+        try:
+            encoded = encode_manifest(manifest)
+        except TooLarge as error:  # what was sealed may be within the limits, and this over them
+            raise Corrupt(f"when it is open, {error.what}", remedy="Pack it anew, with fewer files") from error
+        decode_manifest(encoded)
         documents = [*contents.documents[1:], encoded]
         new = [digest for document in documents if not self._store.document_size(digest := digest_of(document))]
         self._store.opened.record(dict.fromkeys(new, blob.digest))

@@ -19,7 +19,8 @@ from joined_rig import AccessSite, Running, access_site, push_package, until
 from p2pdist.agent.access.local import LOOKUPS_MAX, LocalCallers, subjects
 from p2pdist.agent.access.peers import Peers
 from p2pdist.agent.caller import Caller
-from p2pdist.agent.mounts import Mounts, check_below
+from p2pdist.agent.mounts import MOUNTS_OF_USER_MAX, Mounts, check_below
+from p2pdist.agent.pull.pulls import PULLS_MAX, PULLS_OF_USER_MAX, PULLS_OF_USERS_MAX
 from p2pdist.agent.upkeep.maintenance import VERIFICATIONS_MAX
 from p2pdist.model.access import LocalRules, Patterns
 from p2pdist.model.digest import Digest, digest_of
@@ -202,6 +203,7 @@ async def test_no_more_verifications_run_than_may(local: LocalSite) -> None:
 async def test_pulls_of_users_leave_room_for_others(local: LocalSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pulls that get no plan do not end. One user has so many, all users have so many, and root has
     the rest, whichever request began them."""
+    assert MOUNTS_OF_USER_MAX <= PULLS_OF_USER_MAX < PULLS_OF_USERS_MAX < PULLS_MAX
     for name, most in (("PULLS_OF_USER_MAX", 2), ("PULLS_OF_USERS_MAX", 3), ("PULLS_MAX", 5)):
         monkeypatch.setattr(f"p2pdist.agent.pull.pulls.{name}", most)
     other, tracker = 5000, local.site.tracker

@@ -19,12 +19,14 @@ from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.s3 import make_s3_app
+from p2pdist.agent.api.server import make_apps
 from p2pdist.agent.bodies import Brought
 from p2pdist.agent.buckets import package
 from p2pdist.agent.buckets.blobs import DESCRIBED_AT_ONCE, NamedBlob, OriginBlobs
 from p2pdist.agent.buckets.files import PackageFiles, files_of
 from p2pdist.agent.buckets.settings import BucketSettings, S3Settings, parse_bucket, s3_settings
 from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.cli.daemon import listen_unix
 from p2pdist.gateway.s3.signatures import AccessKey
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Unavailable, UsageError
@@ -229,6 +231,39 @@ async def test_a_blob_that_is_evicted_as_it_is_given_is_brought_again(
         async with asyncio.timeout(60), http.get("/blobs/a") as answer:
             assert (answer.status, await answer.read()) == (200, b"content")
         assert evicted
+
+
+async def test_programs_of_the_host_get_a_blob_that_is_evicted_as_it_is_given(
+    origin: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that loads weights gets it all the same, and one that reads it hears that it may ask
+    again: it is not nowhere."""
+    (tmp_path / "content").write_bytes(b"content")
+    digest = (await push_blob(tmp_path / "content", origin)).digest
+    agent = Agent(AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0))
+    get, evictions = agent.store.get, 0
+
+    def evict(wanted: Digest) -> Blob | None:
+        nonlocal evictions
+        blob = get(wanted)
+        if evictions and blob is not None and blob.complete:
+            evictions -= 1
+            agent.store.remove(wanted)
+        return blob
+
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(agent.stop)
+        await agent.start()
+        stack.push_async_callback((await listen_unix(make_apps(agent)[1], tmp_path / "s")).cleanup)
+        connector = aiohttp.UnixConnector(str(tmp_path / "s"))
+        http = await stack.enter_async_context(aiohttp.ClientSession("http://agent", connector=connector))
+        monkeypatch.setattr(agent.store, "get", evict)
+        for path, status in (("/file?start=0&end=7", 200), ("", 503)):
+            evictions = 0
+            assert (await pulled(agent, blob=str(digest))).error is None
+            evictions = 1
+            async with asyncio.timeout(60), http.get(f"/v1/blobs/{digest}{path}") as answer:
+                assert answer.status == status, await answer.text()
 
 
 async def test_a_tag_that_cannot_be_looked_up_delays_one_request_alone(

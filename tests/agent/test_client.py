@@ -28,11 +28,22 @@ from mount_agent import DIGEST, MountAgent, answer
 from msgspec.structs import replace
 from programs import PROGRAM, Program
 
+from p2pdist.agent.api import client as api_client
 from p2pdist.agent.api.client import LOST_MAX, LocalClient
+from p2pdist.agent.pull.blob import agent_stops
 from p2pdist.cli.services import check_seen
 from p2pdist.cli.verbs import mount as mount_verb
 from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
-from p2pdist.model.messages import LazyStatus, MountRequest, MountStatus, PullRequest, PullStatus, Verified
+from p2pdist.model.messages import (
+    BlobFile,
+    LazyStatus,
+    ModelFiles,
+    MountRequest,
+    MountStatus,
+    PullRequest,
+    PullStatus,
+    Verified,
+)
 from p2pdist.mount.squashfs import missing
 from p2pdist.transfer.problems import problems
 
@@ -146,7 +157,9 @@ ASKING = """
 import asyncio, sys
 from pathlib import Path
 from aiohttp import web
+from p2pdist.agent.api import client as api_client
 from p2pdist.agent.api.client import LOST_MAX, LocalClient
+from p2pdist.agent.pull.blob import agent_stops
 from p2pdist.cli.daemon import listen_unix
 from p2pdist.cli.main import main
 from p2pdist.model.errors import P2PDistError
@@ -407,6 +420,36 @@ async def test_a_pull_goes_on_at_an_agent_that_was_killed_and_runs_again(place: 
         with pytest.raises(NotFound, match="restarted"):
             await to_thread(LocalClient(place / "s").pull, wanted)
         assert len(asked) == 2 + 1 + LOST_MAX
+
+
+async def test_loading_goes_on_after_agents_that_stop_or_end(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One hands over to other hosts for as long as it was told to, and serves nobody meanwhile; one
+    ends while it waits for bytes, and so does the next."""
+    monkeypatch.setattr(api_client, "LOADS_AWAY_S_MAX", 0.5)
+    monkeypatch.setattr(api_client, "POLL_S", 0.01)
+    ends, until = [*["stop"] * 3, "end", "end", "answer"], [0.3, 0.3, 0.3, 0.8, 0.8, 0.0]
+
+    async def serve(request: web.Request) -> web.Response:
+        await asyncio.sleep(until.pop(0))
+        match ends.pop(0):
+            case "stop":
+                raise agent_stops()
+            case "end":
+                assert request.transport is not None
+                request.transport.abort()
+        if "file" in request.path:
+            return answer(BlobFile("/x", 3, 3, 1))
+        return answer(ModelFiles("image", None, []))
+
+    app = web.Application(middlewares=[problems])
+    app.add_routes([web.get("/v1/blobs/{digest}/file", serve), web.get("/v1/models", serve)])
+    async with serving(app, place / "s"):
+        assert (await to_thread(LocalClient(place / "s").blob_file, DIGEST, 0, 3)).path == "/x"
+        ends, until = ["end", "answer"], [0.0, 0.0]
+        assert (await to_thread(LocalClient(place / "s").model_files, "image")).reference == "image"
+        ends, until = ["end"] * 10_000, [0.0] * 10_000
+        with pytest.raises(Unavailable, match="no agent"):
+            await to_thread(LocalClient(place / "s").blob_file, DIGEST, 0, 3)
 
 
 # -- the verbs, as processes

@@ -3,12 +3,13 @@ one for the network, with a token of the fleet, a credential for the registry it
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -29,7 +30,7 @@ from p2pdist.gateway.registry.credentials import Credential, parse_credential
 from p2pdist.gateway.registry.names import RegistryRequest
 from p2pdist.model.access import Patterns
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Unauthenticated
+from p2pdist.model.errors import Unauthenticated, Unavailable
 from p2pdist.model.image import image_name
 from p2pdist.model.upstream import upstream_of
 from p2pdist.transfer.openapi import INTERFACE
@@ -230,6 +231,44 @@ async def test_a_client_of_the_network_tries_few_credentials_through_an_agent(
     for number in range(21):
         assert await status(local, rig, "other/app", basic(USER, f"wrong{number}")) == 404
     assert await status(local, rig, "other/app", good) == 200
+
+
+async def test_a_credential_counts_of_which_the_client_does_not_await_the_answer() -> None:
+    """It could come back for the answer, which is kept."""
+    answers, wrong, asked = asyncio.Event(), [], 0
+
+    class Registry:
+        async def lets(self, asked_for: RegistryRequest, credential: Credential) -> bool:
+            nonlocal asked
+            asked += 1
+            await answers.wait()
+            return False
+
+    class Wrong:
+        def full(self, request: Any) -> bool:
+            return len(wrong) >= 2
+
+        def add(self, request: Any) -> None:
+            wrong.append(request)
+
+    admission = Admission(lambda request: None, Registry(), lambda: 0.0, Wrong())  # type: ignore[arg-type, return-value]
+    wanted, request = RegistryRequest("manifest", image_name("up.example", "a"), "v1"), cast(Any, "request")
+    leaving = [
+        asyncio.create_task(admission._upstream_lets(Credential("basic", f"wrong{number}", "a"), wanted, request))
+        for number in (0, 0, 1)
+    ]
+    async with asyncio.timeout(60):
+        while asked < 2:
+            await asyncio.sleep(0)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        answers.set()
+        while admission._asking:
+            await asyncio.sleep(0)
+    assert wrong == ["request"] * 2, "each credential once"
+    with pytest.raises(Unavailable, match="too many"):
+        await admission._upstream_lets(Credential("basic", "wrong2", "a"), wanted, request)
 
 
 async def test_blobs_are_judged_by_the_name_under_which_they_are_asked_for(

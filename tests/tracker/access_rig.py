@@ -246,7 +246,9 @@ async def access_site(
     await preseeds.load()
     site = AccessSite(directory, control, service, preseeds)
     await _publish(site, origin_path)
-    runner = web.AppRunner(make_app(service, preseeds), access_log=None, shutdown_timeout=0.5)
+    runner = web.AppRunner(
+        make_app(service, preseeds), access_log=None, shutdown_timeout=0.5, handler_cancellation=True
+    )
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=control.tls.context).start()
     site.port = runner.addresses[0][1]

@@ -21,6 +21,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from p2pdist.model.errors import NotFound, Unauthenticated, Unavailable
 from tracker.access import oidc
 
+STRANGE: dict[str, list[Any]] = {
+    "no key": [["no", "key"]],
+    "no value": [{"kty": "oct", "kid": "rsa"}],
+    "no name": [{"kty": "oct", "kid": ["rsa"], "k": "YWJj"}],
+}
+
 
 class Issuer:
     """An issuer with keys of three kinds."""
@@ -34,8 +40,10 @@ class Issuer:
         self.url, self.named, self.keys_url, self.redirect = "", "", "", ""
         self.asked = 0
         self.slow: asyncio.Event | None = None
+        self.waits = False
+        """Whether somebody waits for `slow`."""
         self.fault = ""
-        """How it fails: "away", "broken", "strange" or "slow"."""
+        """How it fails: "away", "broken" or "slow", or with the keys of STRANGE of that name."""
 
     def token(self, key: str = "rsa", *, algorithm: str = "", **more: Any) -> str:
         default, private = self.keys[key]
@@ -64,9 +72,10 @@ class Issuer:
         return response
 
     async def jwks(self, request: web.Request) -> web.Response:
-        if self.fault == "strange":
-            return web.json_response({"keys": [["no", "key"]]})
+        if self.fault in STRANGE:
+            return web.json_response({"keys": STRANGE[self.fault]})
         if self.slow is not None:
+            self.waits = True
             await self.slow.wait()
         if self.redirect and "127.0.0.1" in request.host:
             raise web.HTTPFound(self.redirect)
@@ -185,7 +194,7 @@ async def test_new_keys_of_the_issuer_are_read_and_strange_ones_ask_it_seldom(
     assert await hosts(site, issuer.token("new", groups="admins")) == b"[]"
 
 
-@pytest.mark.parametrize("fault", ["away", "broken", "strange", "slow"])
+@pytest.mark.parametrize("fault", ["away", "broken", "slow", *STRANGE])
 async def test_no_token_is_called_wrong_while_the_issuer_does_not_state_its_keys(
     site: AccessSite, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -252,6 +261,21 @@ async def test_a_strange_key_keeps_nobody_waiting_whose_key_is_known(
         assert not strange.done()
         issuer.slow.set()
         assert await strange == b"[]"
+
+
+async def test_a_client_that_leaves_has_no_token_of_others_called_wrong(site: AccessSite, issuer: Issuer) -> None:
+    """It may be the first that shows one, and the issuer is asked seldom."""
+    issuer.slow = asyncio.Event()
+    leaving = asyncio.create_task(hosts(site, issuer.token(groups="admins")))
+    async with asyncio.timeout(60):
+        while not issuer.waits:
+            await asyncio.sleep(0.01)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        await asyncio.sleep(0.3)  # its connection breaks
+        issuer.slow.set()
+        assert await hosts(site, issuer.token(groups="admins")) == b"[]"
+    assert issuer.asked == 1
 
 
 async def test_an_issuer_that_names_itself_otherwise_is_not_believed(site: AccessSite, issuer: Issuer) -> None:

@@ -42,6 +42,7 @@ _BROKEN = (
     jwt.PyJWTError,
     ValueError,
     TypeError,
+    LookupError,
     AttributeError,
     RecursionError,
 )
@@ -59,7 +60,8 @@ class OidcIssuer:
         self._asked_at = -REFRESH_S
         self._failure: Unavailable | None = None
         """Why it did not state them when it was asked last."""
-        self._reading = asyncio.Lock()
+        self._asking: asyncio.Task[None] | None = None
+        """The question for them, which goes on when those that wait for it leave."""
 
     async def identity(self, text: str, rules: AccessRules) -> Identity:
         """The person that this token names. Raises Unauthenticated, Unavailable."""
@@ -107,10 +109,11 @@ class OidcIssuer:
             raise Unauthenticated("the token names no key", remedy=_REMEDY)
         if self._knows(name):
             return self._keys[name]  # also while the issuer is slow to answer for a key that it may not have
-        async with self._reading:
-            if not self._knows(name) and time.monotonic() - self._asked_at > REFRESH_S:
-                self._asked_at = time.monotonic()
-                await self._ask()
+        if self._asking is None and time.monotonic() - self._asked_at > REFRESH_S:
+            self._asked_at = time.monotonic()
+            self._asking = asyncio.create_task(self._ask())
+        if self._asking is not None:
+            await asyncio.shield(self._asking)
         if name in self._keys:
             return self._keys[name]
         if self._failure is not None:
@@ -129,6 +132,8 @@ class OidcIssuer:
             self._failure = error
         else:
             self._read_at, self._failure = time.monotonic(), None
+        finally:
+            self._asking = None
 
     def _read(self) -> dict[str, Any]:
         """The issuer's keys by name. Raises Unavailable."""
@@ -138,11 +143,11 @@ class OidcIssuer:
             if discovery.get("issuer") != self.document.issuer:
                 raise ValueError("its discovery document is of another issuer")
             keys = jwt.PyJWKSet.from_dict(_fetch(str(discovery.get("jwks_uri")))).keys
+            return {key.key_id: key.key for key in keys if key.key_id}
         except _BROKEN as error:
             raise Unavailable(
                 f"the issuer {issuer} does not state its keys: {str(error)[:200]}", remedy="Try again later"
             ) from error
-        return {key.key_id: key.key for key in keys if key.key_id}
 
 
 def _require_encrypted(url: str) -> None:

@@ -100,8 +100,8 @@ class LocalClient:
                 remedy="Give a shorter one with --socket or P2PDIST_SOCKET",
             )
         self._path, self._answer_s = socket_path, answer_s
-        self._answered = False
-        """Whether an agent has answered this client."""
+        self._met = False
+        """Whether an agent has answered this client, or ended before it had."""
         self._named = {HEADER: os.urandom(8).hex()}  # all calls of this client have one request's name in the logs
 
     @property
@@ -200,21 +200,12 @@ class LocalClient:
         model of the hub is fetched from there if need be. Where the agent ends meanwhile, the next
         one goes on with it."""
         query = {"start": str(start), "end": str(end), **({"model": model} if model else {})}
-        away_until = 0.0
-        while True:
-            try:
-                return self._ask("GET", f"/v1/blobs/{digest}/file", BlobFile, query=query, timeout_s=BYTES_S_MAX)
-            except Unavailable as error:
-                now = time.monotonic()
-                away_until = away_until or now + LOADS_AWAY_S_MAX
-                ends = isinstance(error, NoAgent) or "stops" in error.details
-                if not ends or not self._answered or now >= away_until:
-                    raise
-            time.sleep(POLL_S)
+        return self._ask_any(f"/v1/blobs/{digest}/file", BlobFile, query)
 
     def model_files(self, reference: str) -> ModelFiles:
-        """The files of a model."""
-        return self._ask("GET", "/v1/models", ModelFiles, query={"reference": reference}, timeout_s=BYTES_S_MAX)
+        """The files of a model. One of a registry is pulled before; where the agent ends meanwhile,
+        the next one goes on with it."""
+        return self._ask_any("/v1/models", ModelFiles, {"reference": reference})
 
     def begin_pull(self, request: PullRequest) -> PullStatus:
         """Start a pull, and do not wait for it."""
@@ -251,8 +242,24 @@ class LocalClient:
             raise self._no_answer(error) from error
         if data is None:
             raise P2PDistError(f"the agent on {self._path} answered more than {ANSWER_BYTES_MAX} bytes")
-        self._answered = True
+        self._met = True
         return self._decode(exchange.status, data, kind)
+
+    def _ask_any(self, path: str, kind: type[_T], query: dict[str, str]) -> _T:
+        """Ask the agent, and where it ends before it has answered, the next one."""
+        begun, there_at = time.monotonic(), 0.0
+        while True:
+            asked = time.monotonic()
+            try:
+                return self._ask("GET", path, kind, query=query, timeout_s=BYTES_S_MAX)
+            except Unavailable as error:
+                now, stops = time.monotonic(), "stops" in error.details
+                if stops or not there_at or now - asked > LOADS_AWAY_S_MAX:
+                    there_at = now  # one that stops goes on serving other hosts for a while
+                met = stops or (isinstance(error, NoAgent) and self._met)
+                if not met or now - there_at >= LOADS_AWAY_S_MAX or now - begun >= BYTES_S_MAX:
+                    raise
+            time.sleep(POLL_S)
 
     def _lines(self, method: str, path: str, body: msgspec.Struct) -> Generator[bytes]:
         """The lines of an answer as they come, however long it takes."""
@@ -281,6 +288,7 @@ class LocalClient:
         if isinstance(error, TimeoutError):
             return Unavailable(f"no agent answers on {self._path} (it took too long)", remedy="See the agent's log")
         if type(error) is ConnectionError or isinstance(error, ConnectionResetError | BrokenPipeError):
+            self._met = True
             reason, remedy = (
                 str(error.strerror or error),
                 "See whether the agent still runs, and its log; then ask again",

@@ -7,16 +7,19 @@ may use the socket may read the store's files too (store/layout.py)."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from functools import partial
 
 from aiohttp import web
 
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.guard import caller_of, require_digest, require_reference
+from p2pdist.agent.bodies import Brought, gone_again, held
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import NotFound, Unavailable, UsageError
+from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.hub import HubReference, is_hub, parse_hub
 from p2pdist.model.image import is_image
 from p2pdist.model.manifest import parse_reference
@@ -39,10 +42,11 @@ async def blob_file(agent: Agent, request: web.Request) -> BlobFile:
     else:
         require_digest(agent, request, digest)
     start, end = (_number(request.query.get(name, "0"), name) for name in ("start", "end"))
-    blob, fetching = await (_hub_blob(agent, model, digest) if model else _blob(agent, digest, caller_of(request)))
-    if not start <= end <= blob.layout.size:
-        raise UsageError(f"{digest} has {blob.layout.size} bytes, not {start} to {end}")
-    with blob.held():
+    find = partial(_hub_blob, agent, model) if model else partial(_blob, agent, caller_of(request))
+    with contextlib.ExitStack() as stack:
+        blob, fetching = await held(stack, digest, partial(find, digest))
+        if not start <= end <= blob.layout.size:
+            raise UsageError(f"{digest} has {blob.layout.size} bytes, not {start} to {end}")
         if fetching is not None and start < end:
             await _wait(fetching, start, end)
         path, inode = await asyncio.to_thread(_place, blob)
@@ -55,7 +59,7 @@ def _place(blob: Blob) -> tuple[str, int]:
     return str(blob.path.resolve()), os.fstat(blob.fileno()).st_ino
 
 
-async def _blob(agent: Agent, digest: Digest, caller: Caller) -> tuple[Blob, BlobPull | None]:
+async def _blob(agent: Agent, caller: Caller, digest: Digest) -> Brought:
     """A blob, which is pulled for `caller` where it is missing, and its pull while that runs."""
     await asyncio.to_thread(agent.store.integrity.look, [digest])
     blob, fetching = agent.store.get(digest), None
@@ -63,11 +67,11 @@ async def _blob(agent: Agent, digest: Digest, caller: Caller) -> tuple[Blob, Blo
         fetching = agent.registry.fetching(digest) or await agent.pulls.blob(digest, caller)
         blob = fetching.blob if fetching is not None else agent.store.get(digest)
     if blob is None:
-        raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
+        raise gone_again(digest)
     return blob, fetching
 
 
-async def _hub_blob(agent: Agent, model: str, digest: Digest) -> tuple[Blob, BlobPull | None]:
+async def _hub_blob(agent: Agent, model: str, digest: Digest) -> Brought:
     """A file of a model of the hub, which is fetched from there where it is missing, and its pull
     while that runs. Raises NotFound where the model has no such file."""
     if not is_hub(model):

@@ -45,6 +45,7 @@ from p2pdist.agent.api.mirror import (
     mirror_routes,
     with_images,
 )
+from p2pdist.agent.bodies import gone_again
 from p2pdist.agent.pull.blob import BlobPull, demanded
 from p2pdist.agent.upkeep.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
@@ -443,12 +444,16 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
             )
         blob = fetching.blob if fetching is not None else agent.store.get(digest)
     if blob is None or (fetching is None and not blob.complete):
-        raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
+        raise gone_again(digest)
     if flow is not None:
         _require_given(agent, digest)  # it may have been decrypted meanwhile
     if flow is None and fetching is not None:
         await _demand(request, fetching)
-    with blob.held():
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(blob.held())
+        except NotFound as error:  # evicted this very moment: clients would take it for nowhere
+            raise gone_again(digest) from error
         body = fetching.body() if fetching is not None else None
         file, disk = await _opened(blob), not blob.in_memory
         return await serve_range(

@@ -65,9 +65,10 @@ from p2pdist.store.trees.missing_contents import Missing
 logger = logging.getLogger(__name__)
 
 PULLS_MAX = 1000
-PULLS_OF_USER_MAX, PULLS_OF_USERS_MAX = 250, 750
-"""Those of one user, and of all users but root and the agent's own: what is left is for these two,
-and for preseeds and repairs."""
+PULLS_OF_USER_MAX, PULLS_OF_USERS_MAX = 500, 900
+"""Those of one user, as many as it may have shown (mounts.py): each rank of a job begins one. And
+those of all users but root and the agent's own: what is left is for these two, and for preseeds and
+repairs."""
 
 REMEMBERED_MAX = 1000
 """Ended pulls whose status can be queried."""

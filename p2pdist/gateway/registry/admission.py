@@ -104,15 +104,17 @@ class Admission:
         if (task := self._asking.get(key)) is None:
             if len(self._asking) >= QUESTIONS_MAX:
                 raise Unavailable("too many credentials are being checked at their upstreams")
-            task = self._asking[key] = asyncio.create_task(self._ask(key, self._upstreams.lets(asked, credential)))
+            question = self._upstreams.lets(asked, credential)
+            task = self._asking[key] = asyncio.create_task(self._ask(key, question, request))
             task.add_done_callback(lambda _: self._asking.pop(key, None))
-        allowed = await asyncio.shield(task)
+        return await asyncio.shield(task)
+
+    async def _ask(self, key: bytes, question: Awaitable[bool], request: web.Request) -> bool:
+        """What the upstream says to the client of a request, which may have left meanwhile: it
+        could come back for the answer."""
+        allowed = await question
         if self._wrong is not None and not allowed:
             self._wrong.add(request)
-        return allowed
-
-    async def _ask(self, key: bytes, question: Awaitable[bool]) -> bool:
-        allowed = await question
         self._answers[key] = self._clock() + (ALLOWED_S if allowed else DENIED_S), allowed
         self._answers.move_to_end(key)
         if len(self._answers) > ANSWERS_MAX:
