@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -189,10 +190,12 @@ async def test_an_id_stands_for_one_order(layout: Path, blobs: list[Digest]) -> 
 
 
 async def test_of_many_nodes_of_a_job_one_gives_the_order(
-    layout: Path, blobs: list[Digest], caplog: pytest.LogCaptureFixture
+    layout: Path, blobs: list[Digest], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order names every node, so that each of them gives it must not be: the others hear what
     it came to. Its end costs little, too."""
+    for limit in ("FIRST_S", "GIVE_S_MAX", "TRACKER_S_MAX"):
+        monkeypatch.setattr(sys.modules[_order.__module__], limit, 600.0)
     caplog.set_level(logging.DEBUG, "p2pdist.transfer.problems")
     names = [f"h{number:03}" for number in range(40)]
     reference = parse_reference(package(blobs[0]))
