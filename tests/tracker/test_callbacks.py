@@ -42,9 +42,12 @@ class Receiver:
         self.answers: list[int] = []
         self.heard: list[tuple[str, Progress]] = []
         self.requests = 0
+        self.pause_s = 0.0
+        """It answers so much later."""
 
     async def take(self, request: web.Request) -> web.Response:
         self.requests += 1
+        await asyncio.sleep(self.pause_s)
         body = await request.read()
         status = self.answers.pop(0) if self.answers else 204
         progress = check_callback(KEY, request.headers, body, now=time.time())
@@ -158,8 +161,10 @@ async def test_attempts_have_a_limit(
 
 
 async def test_another_tracker_goes_on_with_the_attempts(
-    layout: Path, blobs: list[Digest], receiver: Receiver, tmp_path: Path
+    layout: Path, blobs: list[Digest], receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Once the one that is stopped amid an attempt would have given it up."""
+    monkeypatch.setattr(module, "REQUEST_S_MAX", 2.0)
     state = tmp_path / "state"
     state.mkdir()
     async with telling(layout, str(state), "127.0.0.1") as (at, database), connected(at, "a/r/h1"):
@@ -176,7 +181,9 @@ async def test_another_tracker_goes_on_with_the_attempts(
 async def test_of_several_trackers_one_tells(
     layout: Path, blobs: list[Digest], receiver: Receiver, postgresql_server: str
 ) -> None:
-    """Both know of the end, and both look all the time."""
+    """Both know of the end, and both look all the time, also while the answer takes longer than the
+    pause before the next attempt."""
+    receiver.pause_s = 2.0
     async with (
         telling(layout, postgresql_server) as (one, database),
         telling(layout, postgresql_server) as (two, _),

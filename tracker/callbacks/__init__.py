@@ -151,7 +151,8 @@ class Callbacks:
             before = record.call
             tries = before.tries + 1 if before is not None and before.state == state else 1
             pause_s = min(PAUSE_S_MAX, PAUSE_S * PAUSE_FACTOR ** (tries - 1))
-            call = Call(state, tries, self._preseeds.now() + pause_s)
+            # Others make no attempt while this one lasts; a tracker that dies leaves it to them.
+            call = Call(state, tries, self._preseeds.now() + REQUEST_S_MAX + pause_s)
             claimed = replace(record, call=call)
             found = await self._database.call(self._database.replace, claimed)
             if found is not None:
@@ -159,18 +160,17 @@ class Callbacks:
             if found != replace(claimed, version=record.version + 1):
                 return
             problem = await self._tell(http, record, url, state)
-            if not problem:
-                told = replace(call, told=True)
-                changed = await self._database.call(
-                    self._database.change,
-                    record.id,
-                    lambda now: replace(now, call=told) if now.call == call else now,
+            if problem:
+                given_up = "; it is given up" if tries >= TRIES_MAX else f"; again in {pause_s:g} s"
+                logger.warning(
+                    "preseed %s: its callback failed (attempt %d): %s%s", record.id, tries, problem, given_up
                 )
-                if changed is not None:
-                    self._took(changed)
-                return
-            given_up = "; it is given up" if tries >= TRIES_MAX else f"; again in {pause_s:g} s"
-            logger.warning("preseed %s: its callback failed (attempt %d): %s%s", record.id, tries, problem, given_up)
+            ended = replace(call, told=not problem, at=self._preseeds.now() + pause_s)
+            changed = await self._database.call(
+                self._database.change, record.id, lambda now: replace(now, call=ended) if now.call == call else now
+            )
+            if changed is not None:
+                self._took(changed)
         except P2PDistError as error:
             logger.warning("preseed %s: its callback is put off: %s", record.id, error)
         except Exception:
