@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
+from ports import free_pair, free_port
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.server import make_apps
@@ -42,7 +43,7 @@ class ImageSite:
         self, directory: Path, stack: AsyncExitStack, upstreams: Sequence[UpstreamSettings], hub: str = ""
     ) -> None:
         self.directory, self._stack, self._upstreams, self._hub = directory, stack, upstreams, hub
-        self.port = 0
+        self.port = free_port()
         self.service: Service | None = None
         self.preseeds: PreseedService | None = None
         self.agents: dict[str, Agent] = {}
@@ -73,9 +74,7 @@ class ImageSite:
     async def agent(self, name: str, *, upstreams: tuple[UpstreamSettings, ...] = (), tracker: bool = True) -> Agent:
         """Start an agent, and wait until the tracker answers it, if it has one."""
         stack = self._running[name] = AsyncExitStack()
-        probe = AsyncExitStack()
-        port = await serve(probe, web.Application())
-        await probe.aclose()
+        port = free_pair()
         settings = AgentSettings(
             (f"http://127.0.0.1:{self.port}",) if tracker else (),
             name,

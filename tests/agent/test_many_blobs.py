@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from ports import free_pair
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.server import make_apps
@@ -94,8 +94,7 @@ class Site:
         self._url = f"http://127.0.0.1:{await self._serve(make_app(service), 0)}"
 
     async def agent(self, name: str) -> Agent:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = int(probe.getsockname()[1])
+        port = free_pair()
         agent = Agent(AgentSettings((self._url,), name, f"127.0.0.1:{port}", self.directory / name))
         self._stack.push_async_callback(agent.stop)
         public, _ = make_apps(agent)

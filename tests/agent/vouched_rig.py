@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -15,6 +14,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from ports import free_pair, free_port
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.server import make_apps
@@ -127,7 +127,7 @@ class Site:
         self.hosts: dict[str, Host] = {}
         self.url = ""
         self._tracker: AsyncExitStack | None = None
-        self._port = 0
+        self._port = free_port()
 
     async def start(self, data: bytes) -> None:
         self.upstream.data = data
@@ -163,8 +163,7 @@ class Site:
         """Start an agent, maybe for the second time."""
         stack = AsyncExitStack()
         self._stack.push_async_callback(stack.aclose)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = int(probe.getsockname()[1])
+        port = free_pair()
         urls = (self.url,) if tracked else ()
         agent = Agent(AgentSettings(urls, name, f"127.0.0.1:{port}", self.directory / name, **more))
         stack.push_async_callback(agent.stop)

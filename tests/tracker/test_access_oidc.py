@@ -17,6 +17,7 @@ from access_rig import ACCESS, AccessSite, access_site, ask
 from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from ports import free_port
 
 from p2pdist.model.errors import NotFound, Unauthenticated, Unavailable
 from tracker.access import oidc
@@ -94,8 +95,8 @@ async def issuing() -> AsyncIterator[Issuer]:
     app.router.add_get("/keys", issuer.jwks)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    port = runner.addresses[0][1]
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     await web.TCPSite(runner, "127.0.0.2", port).start()
     issuer.url = f"http://127.0.0.1:{port}"
     try:

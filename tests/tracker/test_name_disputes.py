@@ -4,13 +4,13 @@ sockets, on loopback."""
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from ports import free_pair
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.server import make_apps
@@ -34,9 +34,7 @@ def service() -> Service:
 @asynccontextmanager
 async def agent(directory: Path, name: str) -> AsyncIterator[Hello]:
     """An agent that answers at an address; the hello that it says."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = ("127.0.0.1", int(probe.getsockname()[1]))
+    address = ("127.0.0.1", free_pair())
     made = Agent(AgentSettings((), name, f"127.0.0.1:{address[1]}", directory / f"{name}-{address[1]}"))
     public, local = make_apps(made)
     runners = [await listen(public, address), await listen_unix(local, directory / f"{address[1]}.sock")]

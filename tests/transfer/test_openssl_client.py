@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from OpenSSL import SSL
+from ports import free_port
 
 from p2pdist.model.errors import Refused, UsageError
 from p2pdist.model.plan import Source
@@ -729,8 +730,7 @@ def test_keys_are_updated_by_the_server(
 ) -> None:
     """By openssl s_server, which sends a KeyUpdate and asks for one (K)."""
     files = authority.issue("updating")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     words = ["openssl", "s_server", "-accept", str(port), "-cert", files.certificate, "-key", files.key, "-tls1_3"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         assert server.stdin and server.stdout

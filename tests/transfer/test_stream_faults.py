@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import pytest
 from aiohttp import web
+from ports import free_port
 from stream_rig import PIECE, RawPeer, Receiver, SampleBlob
 
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unauthenticated, Unavailable
@@ -286,8 +287,7 @@ async def test_too_many_requests_without_a_problem_document_is_busy(receiver: Re
 
 
 async def test_a_port_where_nobody_listens_refuses(receiver: Receiver) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     closed = await receiver.closed(receiver.open(port))
     assert closed.reason == "refused"
     assert f"127.0.0.1:{port}" in closed.detail

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from swarm_rig import Events, Peer, sample, seed_of, stopped, stored, wait_until
 
 from p2pdist.model.errors import Unavailable, UsageError
@@ -35,10 +36,9 @@ def test_libtorrent_is_not_loaded_before_a_session_starts() -> None:
 
 def test_the_port_is_the_one_that_was_given_or_none() -> None:
     """Where somebody listens already a session does not move to the next port; it says so."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(listener.getsockname()[1])
-        with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
-            TorrentSession(TorrentSettings("127.0.0.1", port)).start()
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
+        TorrentSession(TorrentSettings("127.0.0.1", port)).start()
     session = TorrentSession(TorrentSettings("127.0.0.1", port))
     session.start()
     assert session.port == port
