@@ -82,7 +82,8 @@ def hostnames_option(command: Command) -> Command:
         default="",
         metavar="NAME[,NAME]",
         callback=parsed,
-        help="Further names under which clients reach this server; without access control it refuses requests under others.",
+        help="Further names under which clients reach this server; without access control it refuses requests under other "
+        "public names, with it a tracker's certificate names them.",
     )(command)
 
 

@@ -184,7 +184,7 @@ def pulled_name(reference: str, pulled: PullStatus) -> str:
 
 
 LAZY_HELP = (
-    "Show the package at once and fetch contents when they are read (an agent that is root), or pull "
+    "Show the package at once and fetch contents when they are read, or pull "
     "it first. Where --lazy is not possible the package is pulled first, and the reason printed [default: as its policy "
     "says, else --eager]."
 )
@@ -248,10 +248,13 @@ def filled(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 def hosts_options(function: Function) -> Function:
-    """--host and --selector: hosts by name, or by zone and rack. An empty one does not mean all
-    hosts."""
+    """--host and --selector: hosts by name, or by what is known of them. An empty one does not mean
+    all hosts."""
     function = click.option(
-        "--selector", metavar="KEY=VALUE,...", callback=filled, help="Hosts by zone and rack, such as zone=a,rack=r1."
+        "--selector",
+        metavar="KEY=VALUE,...",
+        callback=filled,
+        help="Hosts by zone, rack, host and site, such as zone=a,rack=r1.",
     )(function)
     return click.option(
         "--host", "hosts", multiple=True, metavar="HOST", callback=filled, help="A host by name; may be repeated."
@@ -384,6 +387,16 @@ def elsewhere_options(what: str) -> Callable[[Function], Function]:
         return at_origin(layout(function))
 
     return decorate
+
+
+def require_no_origin() -> None:
+    """Raises UsageError where the command line names an origin, for a verb that would not look at
+    it."""
+    if click.get_current_context().get_parameter_source("origin") is click.core.ParameterSource.COMMANDLINE:
+        raise UsageError(
+            "--origin names central storage, and nothing there is meant without --at-origin",
+            remedy="Add --at-origin, or leave --origin out",
+        )
 
 
 @contextlib.asynccontextmanager

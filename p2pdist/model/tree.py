@@ -54,6 +54,8 @@ PAGE_BYTES = 1500
 TREE_BYTES_MAX = 640 << 20
 """Of memory for one tree, estimated."""
 PATH_BYTES_MAX = 4095
+"""limits.h, PATH_MAX without the final zero."""
+
 NAME_BYTES_MAX = 255
 DEPTH_MAX = 1000
 TARGET_BYTES_MAX = 4095

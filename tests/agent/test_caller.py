@@ -20,7 +20,7 @@ from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, UsageError
 from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MountRequest, MountStatus, PullRequest
 from p2pdist.mount import kernel
@@ -144,6 +144,14 @@ def test_what_is_of_others_is_refused_before_anything_is_fetched(monkeypatch: py
     pulls = Pulls(None, None, None)  # type: ignore[arg-type]
     with pytest.raises(Refused, match="the agent is not root"):
         pulls.start(PullRequest(blob=DIGEST, output="/tmp/out"), STRANGER)
+    assert pulls.list() == []
+
+
+@pytest.mark.parametrize("output", ["out", "/tmp/out\0", "/" + 4095 * "x"])
+def test_what_is_no_path_is_refused_before_anything_is_fetched(output: str) -> None:
+    pulls = Pulls(None, None, None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the output"):
+        pulls.start(PullRequest(blob=DIGEST, output=output), ROOT)
     assert pulls.list() == []
 
 

@@ -106,6 +106,15 @@ def test_a_layout_that_a_variable_names_is_not_meant(tmp_path: Path) -> None:
         assert (done.returncode, "no agent answers" in done.stderr) == (5, True), done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [("gc",), ("rm", "app:one"), ("ls",), ("ls", "--local"), ("gc", "--layout", "layout")]
+)
+def test_an_origin_that_would_not_be_looked_at_is_refused(place: Path, words: tuple[str, ...]) -> None:
+    """Who names one means what is there, not the store of this host."""
+    done = call(place, *words, "--origin", (place / "origin").as_uri())
+    assert (done.returncode, "Add --at-origin" in done.stderr) == (2, True), done.stderr
+
+
 def test_an_unreadable_manifest_ends_with_6_and_is_named(place: Path) -> None:
     digest = json.loads(call(place, "resolve", "app:two", "--json").stdout)["digest"]
     (place / "origin/blobs/sha256" / digest[7:]).write_bytes(b"damaged")

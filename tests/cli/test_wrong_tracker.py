@@ -141,6 +141,7 @@ async def test_many_questions_that_wait_leave_room_for_the_one_whether_it_lives(
 ) -> None:
     """More than a client has connections."""
     monkeypatch.setattr(pulse, "LATE_S", 0.05)
+    monkeypatch.setattr(pulse, "LIVES_S_MAX", 60.0)
     waiting, go = 0, asyncio.Event()
 
     async def lives(request: web.Request) -> web.Response:
@@ -242,6 +243,7 @@ async def test_an_order_that_two_trackers_take_is_one() -> None:
 async def test_an_answer_that_comes_after_all_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was asked for has been done: it is not asked of another tracker as well."""
     monkeypatch.setattr(pulse, "LATE_S", 0.05)
+    monkeypatch.setattr(pulse, "LIVES_S_MAX", 60.0)
     asked, answered = asyncio.Event(), asyncio.Event()
 
     async def lives(request: web.Request) -> web.Response:

@@ -94,6 +94,7 @@ from p2pdist.model.messages import (
     instance_proof,
 )
 from p2pdist.model.pieces import PieceSet
+from p2pdist.model.tree import PATH_BYTES_MAX
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import BlobStore, Usage
@@ -108,8 +109,6 @@ from p2pdist.transfer.stream.server import read_stream_request, serve_stream
 
 BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0
-PATH_BYTES_MAX = 4095
-"""limits.h, PATH_MAX without the final zero."""
 
 DEMAND_BYTES_MAX = 4 << 20
 """A longer range at the Unix socket is read by a program that takes what comes."""

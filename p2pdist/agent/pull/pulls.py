@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
+import os
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -56,6 +57,7 @@ from p2pdist.model.manifest import (
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.modelpack import decode_model, model_layers
 from p2pdist.model.selection import Selection
+from p2pdist.model.tree import PATH_BYTES_MAX
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.placement import Copy
 from p2pdist.store.store import BlobStore
@@ -751,7 +753,9 @@ def _checked_name(request: PullRequest, caller: Caller) -> str:
     if request.package is not None and request.output is not None:
         raise UsageError("only a blob can be written to an output", remedy="Mount the package instead")
     if request.output is not None and (not Path(request.output).is_absolute() or "\0" in request.output):
-        raise UsageError(f"the output {request.output!r} is not an absolute path")
+        raise UsageError(f"the output {request.output[:100]!r} is not an absolute path")
+    if request.output is not None and len(os.fsencode(request.output)) > PATH_BYTES_MAX:
+        raise UsageError(f"the output {request.output[:100]!r}... is longer than {PATH_BYTES_MAX} bytes")
     if request.output is not None:
         caller.require_able(f"write {request.output}")
     return canonical_reference(request.package) if request.package else str(parse_digest(request.blob or ""))

@@ -364,7 +364,8 @@ def tls_options(command: Function) -> Function:
     "--bt-listen",
     default="",
     metavar="HOST:PORT",
-    help="Where BitTorrent peers connect [default: the address of --listen, at the next port].",
+    help="Where BitTorrent peers connect [default: the address of --listen, at the next port or a free one; nowhere with "
+    "--transport trees].",
 )
 @discovery_options
 @click.option(

@@ -58,9 +58,10 @@ def command(
 ) -> int:
     """Look at this host as an agent would need it: clock, ports, mounts, origin, disk, versions,
     tracker, whether others reach its agent, and whether the container runtimes that `p2pdist mirror
-    install` set up ask it. Takes the same options and variables as the agent. Ends with 1 when
-    something fails; warnings say what will be slower or less convenient. Tracker, port and store
-    are those of the agent on the socket, unless options name others.
+    install` set up ask it. --tracker, --listen, --store, --origin and their variables are those of
+    the agent. Ends with 1 when something fails; warnings say what will be slower or less
+    convenient. Tracker, port and store are those of the agent on the socket, unless options name
+    others.
 
     \b
     Examples:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.services import elsewhere_options, opened_elsewhere, origin_option, socket_option
+from p2pdist.cli.services import elsewhere_options, opened_elsewhere, origin_option, require_no_origin, socket_option
 from p2pdist.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def command(
       p2pdist gc --at-origin --origin s3://packages/prod --dry-run
       p2pdist gc --layout ~/.local/share/p2pdist/layout --older-than 2w
     """
+    if not at_origin:
+        require_no_origin()
     if at_origin or layout:
         age = DAY_S if older_than is None else older_than
         if not age and not force_age:

@@ -18,6 +18,7 @@ from p2pdist.cli.services import (
     elsewhere_options,
     opened_elsewhere,
     origin_option,
+    require_no_origin,
     socket_option,
 )
 from p2pdist.model.errors import NotFound, P2PDistError, Unavailable, UsageError
@@ -73,6 +74,8 @@ def command(
     """
     if local and at_origin:
         raise UsageError("--local and --at-origin name two places", remedy="Give one of them")
+    if not at_origin:
+        require_no_origin()
     if local and not layout:
         layout = default_layout()
     elsewhere = at_origin or layout is not None

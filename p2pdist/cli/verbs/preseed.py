@@ -13,7 +13,7 @@ from p2pdist.cli.services import filled, hosts_options, tracker_option
 from p2pdist.model.errors import P2PDistError, Unavailable, UsageError
 from p2pdist.model.image import canonical_reference
 from p2pdist.model.messages import PRESEED_ID
-from p2pdist.model.preseed import PreseedRequest, PreseedSummary, Progress
+from p2pdist.model.preseed import COUNT_MAX, REPLICAS_MAX, PreseedRequest, PreseedSummary, Progress
 from p2pdist.model.units import parse_duration
 
 __all__ = ["command", "parse_duration"]
@@ -46,9 +46,14 @@ def _checked(ctx: click.Context, param: click.Parameter, identifier: str | None)
 @click.argument("reference", metavar="[REF]", required=False)
 @hosts_options
 @click.option(
-    "--count", type=click.IntRange(1), metavar="N", help="This many hosts: the ones that need the fewest bytes."
+    "--count",
+    type=click.IntRange(1, COUNT_MAX),
+    metavar="N",
+    help="This many hosts: the ones that need the fewest bytes.",
 )
-@click.option("--replicas", type=click.IntRange(1), metavar="N", help="At least this many copies in each zone.")
+@click.option(
+    "--replicas", type=click.IntRange(1, REPLICAS_MAX), metavar="N", help="At least this many copies in each zone."
+)
 @click.option(
     "--priority",
     type=click.Choice(["preseed", "start"]),

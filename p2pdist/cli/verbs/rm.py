@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.services import elsewhere_options, opened_elsewhere, origin_option, socket_option
+from p2pdist.cli.services import elsewhere_options, opened_elsewhere, origin_option, require_no_origin, socket_option
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import Reference, parse_reference
 
@@ -46,6 +46,8 @@ def command(
       p2pdist rm team/trainer:v1
       p2pdist rm team/trainer:v1 --at-origin --origin s3://packages/prod
     """
+    if not at_origin:
+        require_no_origin()
     done: list[Any] = []
     failed: list[P2PDistError] = []
     if at_origin or layout:

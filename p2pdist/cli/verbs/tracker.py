@@ -75,14 +75,15 @@ def _checked_state(ctx: click.Context, param: click.Parameter, where: str) -> st
     default="",
     metavar="DIR|URL",
     callback=_checked_state,
-    help="Where to keep preseeds and small documents over a restart; postgresql://... for several trackers.",
+    help="Where to keep preseeds, joins, drains, history, traces and small documents over a restart; postgresql://... for "
+    "several trackers.",
 )
 @click.option(
     "--origin-streams",
     default=64,
     show_default=True,
     type=click.IntRange(1, 100_000),
-    help="Origin reads at once, over all swarms.",
+    help="Origin reads at once, over all swarms; hosts that nobody else can serve may add a few.",
 )
 @click.option(
     "--origin-site",
@@ -233,7 +234,7 @@ def command(
     hostnames += (part.name,) if part is not None else ()
     control = _access_control(address, access, audit_log, hostnames, believed, state) if access is not None else None
     if control is None:
-        _warn_of_strangers(address[0])
+        _warn_of_strangers(address[0], audit_log)
     limits = origin_streams, origin_bytes_s, report_interval, frozenset(origin_sites)
     kept, named = (state, callbacks), (named_upstreams, upstreams_file)
     sources = origin, all_upstreams(*named), named, hub and hub_url(hub)
@@ -315,9 +316,11 @@ def own_addresses(host: str) -> list[str]:
     return [*names, *([] if host in ("0.0.0.0", "::", "") else [host]), *listed]
 
 
-def _warn_of_strangers(host: str) -> None:
+def _warn_of_strangers(host: str, audit_log: Path | None) -> None:
     from p2pdist.model.address import on_this_machine
 
+    if audit_log is not None:
+        logger.warning("nothing is written to --audit-log %s: it is kept with --access FILE", audit_log)
     if not on_this_machine(host):
         logger.warning(
             "access control is off: any client that reaches this port can order preseeds, read packages and act as any host. "

@@ -45,7 +45,7 @@ STOP_S = 10.0
 )
 @click.option(
     "--port",
-    type=click.IntRange(1, 65531),
+    type=click.IntRange(1, 65530),
     default=7070,
     show_default=True,
     help="The tracker's; the agent has the next one, and the origin the fourth after it.",

@@ -40,7 +40,7 @@ def _key_options(function: Function) -> Function:
             "--dir",
             "directory",
             type=click.Path(path_type=Path, file_okay=False),
-            help="Where the caches are.  [default: ~/.cache/p2pdist/caches/NAMESPACE/KEY]",
+            help="Where the caches are.  [default: below p2pdist/caches in XDG_CACHE_HOME or ~/.cache]",
         ),
         click.argument("namespace"),
     ):
