@@ -94,7 +94,8 @@ class SyncTracker:
         return self._runner.run(self._tracker.host(name))
 
     def drain(self, name: str) -> None:
-        """Have a host serve no other host, until `fill` or a new start of the tracker."""
+        """Have a host serve no other host, until `fill`, or a new start of a tracker that has no
+        `--state`."""
         self._runner.run(self._tracker.drain(name))
 
     def fill(self, name: str) -> None:

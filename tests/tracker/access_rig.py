@@ -91,6 +91,8 @@ class AccessSite:
     def __init__(self, directory: Path, control: AccessControl, service: Service, preseeds: PreseedService) -> None:
         self.directory, self.control, self.service, self.preseeds = directory, control, service, preseeds
         self.path = control.directory.path
+        self.app: web.Application
+        """Set once it is made."""
         self.port = 0
         self.manifests: dict[str, Digest] = {}
         self.layers: dict[str, Digest] = {}
@@ -246,9 +248,8 @@ async def access_site(
     await preseeds.load()
     site = AccessSite(directory, control, service, preseeds)
     await _publish(site, origin_path)
-    runner = web.AppRunner(
-        make_app(service, preseeds), access_log=None, shutdown_timeout=0.5, handler_cancellation=True
-    )
+    site.app = make_app(service, preseeds)
+    runner = web.AppRunner(site.app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=control.tls.context).start()
     site.port = runner.addresses[0][1]

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from access_rig import ACCESS, LOOK_S, SIZE, AccessSite, Agent, Session, access_site, ask
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from waits import until
 from yarl import URL
 
@@ -41,7 +42,7 @@ from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import Plan
 from p2pdist.model.selection import selection_digest
 from p2pdist.transfer.openapi import Route
-from tracker.http.app import ROUTES
+from tracker.http.app import ROUTES, make_probe_app
 from tracker.http.scheduler import PRESEED_ROUTES
 
 TABLE = (*ROUTES, *PRESEED_ROUTES)
@@ -505,6 +506,10 @@ async def test_watchers_and_strangers_are_told_no_names_that_they_may_not_read(
                 assert (b"team-b" in await ask(http, "GET", path)) == told
         assert b"team-b" not in await ask(await site.stranger(), "GET", "/healthz")
         assert b"team-b" in await ask(ops, "GET", "/healthz")
+        async with TestClient(TestServer(make_probe_app(site.app))) as probe:
+            for path in ("/healthz", "/readyz"):
+                answer = await probe.get(path)
+                assert answer.status == 200 and b"team-b" not in await answer.read()
 
 
 async def test_bittorrent_is_for_public_packages(site: AccessSite) -> None:

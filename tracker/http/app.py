@@ -57,9 +57,17 @@ class Health(msgspec.Struct, frozen=True):
 async def _health(request: web.Request) -> web.Response:
     """Say that the tracker works. It is ready as soon as it answers, as it keeps only soft
     state; without its origin it is degraded, and ready."""
+    return _health_of(request.app[SERVICE], everything=identity_of(request).reads_everything)
+
+
+async def _probed_health(request: web.Request) -> web.Response:
+    """Say that the tracker works, to whatever reaches the port for probes."""
     service = request.app[SERVICE]
+    return _health_of(service, everything=service.access is None)
+
+
+def _health_of(service: Service, *, everything: bool) -> web.Response:
     book, origin = service.fleet.policies, service.content.watch
-    everything = identity_of(request).reads_everything
     health = Health(
         "degraded" if origin.problem else "ok",
         VERSION,
@@ -78,13 +86,16 @@ async def _metrics(request: web.Request) -> web.Response:
     return web.Response(body=generate_latest(request.app[REGISTRY]), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
+METRICS = Route("GET", "/metrics", _metrics, (Answer(media_type="text/plain"),), right="metrics")
 PROBE_ROUTES = (
-    Route("GET", "/healthz", _health, (Answer(Health),), right="open"),
-    Route("GET", "/readyz", _health, (Answer(Health),), right="open"),
-    Route("GET", "/metrics", _metrics, (Answer(media_type="text/plain"),), right="metrics"),
+    Route("GET", "/healthz", _probed_health, (Answer(Health),), right="open"),
+    Route("GET", "/readyz", _probed_health, (Answer(Health),), right="open"),
+    METRICS,
 )
 ROUTES = (
-    *PROBE_ROUTES,
+    Route("GET", "/healthz", _health, (Answer(Health),), right="open"),
+    Route("GET", "/readyz", _health, (Answer(Health),), right="open"),
+    METRICS,
     Route("GET", "/v1", index, (Answer(Index),), right="open"),
     *access.ROUTES,
     *sessions.ROUTES,
