@@ -9,7 +9,7 @@ event loop may call hold(), release(), and fileno() of a file that is open: thes
 
 Pieces that an earlier process marked are read again before a piece is added to them or the blob
 becomes complete (`recheck`): a bitmap, or bytes, that changed meanwhile would make wrong content
-complete. Until then they are sent to peers, which verify what they receive.
+complete.
 """
 
 from __future__ import annotations
