@@ -31,7 +31,8 @@ from typing import Any, Protocol, TypeVar
 from msgspec import structs
 
 from p2pdist.agent.caller import Caller, make_directory, private_directory
-from p2pdist.agent.lazy.views import LazyView, LazyViews, eager
+from p2pdist.agent.lazy.view import LazyView
+from p2pdist.agent.lazy.views import LazyViews, eager
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest, is_digest, parse_digest
@@ -161,6 +162,7 @@ class PackageMounts:
                 mount_lazy,
                 await self._lazy.package_of(view),
                 method=await self._lazy.fill_method(package.manifest),
+                stand_by=view.stand_by,
                 served=lambda directory: loop.call_soon_threadsafe(view.serve, directory),
             )
             shown = await self._mounts.mount(

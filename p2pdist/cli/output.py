@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen, printable
-from p2pdist.model.manifest import CATALOG_TYPE, SEALED_TYPE, Descriptor
+from p2pdist.model.manifest import CATALOG_TYPE, SEALED_TYPE, Descriptor, is_bootstrap
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -180,10 +180,12 @@ def contents(layers: Sequence[Descriptor], parts: Sequence[Descriptor]) -> str:
     size = sum({blob.digest: blob.size for blob in (*layers, *parts)}.values())
     catalogs = sum(part.media_type == CATALOG_TYPE for part in parts)
     encrypted = sum(part.media_type == SEALED_TYPE for part in parts)
-    packs = len(parts) - catalogs - encrypted
+    bootstraps = sum(map(is_bootstrap, parts))
+    packs = len(parts) - catalogs - encrypted - bootstraps
     words = [counted(len(layers), "layer")] if layers or not encrypted else []
     words += [counted(catalogs, "catalog")] if catalogs else []
     words += [counted(packs, "pack")] if packs else []
+    words += [counted(bootstraps, "bootstrap")] if bootstraps else []
     words += [counted(encrypted, "encrypted blob")] if encrypted else []
     return f"{amount(size)} in {', '.join(words)}"
 

@@ -123,17 +123,22 @@ class Cells:
 
 class DeviceLayout:
     """Where contents lie. `sizes` says in order which contents of how many bytes, `chunk_lists` has
-    the encoded chunk list of each that is several chunks. Raises TooLarge."""
+    the encoded chunk list of each that is several chunks, or `cuts` the offsets of these, with the
+    end of the content behind them, and their names. Raises TooLarge."""
 
     def __init__(
-        self, sizes: Mapping[bytes, int], chunk_lists: Mapping[bytes, bytes], arrangement: int = ARRANGEMENT
+        self,
+        sizes: Mapping[bytes, int],
+        chunk_lists: Mapping[bytes, bytes],
+        arrangement: int = ARRANGEMENT,
+        cuts: Mapping[bytes, tuple[list[int], list[bytes]]] | None = None,
     ) -> None:
         self._sizes, self._lists, self.arrangement = sizes, chunk_lists, arrangement
         self._contents = tuple(sizes)
         *self._firsts, self.blocks = _first_blocks(sizes.values(), arrangement)
         if self.blocks >= BLOCKS_MAX:
             raise TooLarge(f"contents of {self.size} bytes do not fit into the device of one view")
-        self._cut: dict[bytes, tuple[list[int], list[bytes]]] = {}
+        self._cut: dict[bytes, tuple[list[int], list[bytes]]] = dict(cuts or {})
         """Offsets and names of the chunks of contents that were asked for."""
         self._begins: dict[bytes, int] | None = None
         """`first_blocks`, once one content was asked for."""
@@ -157,6 +162,16 @@ class DeviceLayout:
     def chunk_lists(self) -> Mapping[bytes, bytes]:
         """The encoded chunk lists of those that are several chunks."""
         return self._lists
+
+    @property
+    def cuts(self) -> Mapping[bytes, tuple[list[int], list[bytes]]]:
+        """Offsets, with the end behind them, and names of the chunks of contents that are several,
+        as far as they are known."""
+        return self._cut
+
+    def agrees_with(self, other: DeviceLayout) -> bool:
+        """Whether contents lie in the same blocks there, whatever their names."""
+        return (self._firsts, self.blocks, self.arrangement) == (other._firsts, other.blocks, other.arrangement)
 
     def first_blocks(self) -> dict[bytes, int]:
         """The block at which each content begins."""
@@ -210,9 +225,10 @@ class DeviceLayout:
     def _cuts(self, content: bytes) -> tuple[list[int], list[bytes]]:
         """Where the chunks of a content begin, its end behind them, and their names."""
         encoded = self._lists.get(content)
-        if encoded is None:
+        if encoded is None and content not in self._cut:
             return [0, self._sizes[content]], [content]
         if content not in self._cut:
+            assert encoded is not None
             chunks = ChunkList.decode(encoded).chunks
             offsets = list(accumulate((length for _, length in chunks), initial=0))
             self._cut[content] = offsets, [chunk for chunk, _ in chunks]

@@ -53,6 +53,10 @@ TITLE = "org.opencontainers.image.title"
 PIECES_DIGEST = "org.p2pdist.pieces.digest"
 PIECES_SIZE = "org.p2pdist.pieces.piece-size"
 
+BOOTSTRAP = "org.p2pdist.bootstrap"
+"""The annotation by which a part of the type of packs is a bootstrap (bootstrap.py); it has the
+number of its format."""
+
 ROOT_VARIABLE = "P2PDIST_ROOT"
 """The environment variable that names the directory where a program sees its package."""
 
@@ -101,6 +105,11 @@ class Descriptor:
         if piece_size & (piece_size - 1) or not PIECE_SIZE_MIN <= piece_size <= PIECE_SIZE_MAX:
             raise Corrupt(f"the manifest states piece size {text[:20]!r} for {self.digest}", remedy=_PUSH_AGAIN)
         return PieceLayout(self.size, piece_size)
+
+
+def is_bootstrap(part: Descriptor) -> bool:
+    """Whether a part of a package is a bootstrap, of whatever format."""
+    return part.media_type == PACK_TYPE and BOOTSTRAP in part.annotations
 
 
 @dataclass(frozen=True, slots=True)

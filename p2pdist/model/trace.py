@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median_low
 
@@ -301,6 +301,11 @@ def _ordered(times: dict[tuple[bytes, int], list[int]], lasted: list[int]) -> li
             chosen.append((content, number, at_ms))
     chosen.sort(key=lambda chunk: chunk[2])
     return chosen
+
+
+def shortened(trace: Trace, count: int) -> Trace:
+    """A trace whose contents are named by the first `count` bytes of their names."""
+    return replace(trace, contents=tuple(Traced(traced.content[:count], traced.path) for traced in trace.contents))
 
 
 def inherit(trace: Trace, trees: Iterable[Iterable[Entry]]) -> Trace:

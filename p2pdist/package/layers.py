@@ -34,6 +34,7 @@ from p2pdist.package.source.split import split
 from p2pdist.package.source.stages import stage, walk
 from p2pdist.package.source.trace import Trace, select
 from p2pdist.package.thread import Stopped, stoppable, until
+from p2pdist.package.tree.bootstrap import Bootstrapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class Layer:
 class PackOptions:
     """What holds for all layers of a package. `mtime` and `world_readable` as pack takes them;
     `reproducible` replaces compiled Python; `follow_links` packs files in the place of links that
-    lead out of the package; `order` are paths of the package whose contents lie first in packs."""
+    lead out of the package; `order` are paths of the package whose contents lie first in packs;
+    without `bootstrapping` the package gets no bootstrap."""
 
     base: Reference | None = None
     settings: Settings = field(default_factory=Settings)
@@ -72,6 +74,7 @@ class PackOptions:
     world_readable: bool = False
     follow_links: bool = False
     order: tuple[bytes, ...] = ()
+    bootstrapping: Bootstrapping | None = None
 
 
 def project_layers(file: ProjectFile, form: Format, patterns: Sequence[str] = ()) -> list[Layer]:
@@ -171,6 +174,7 @@ async def pack_layers(
                     timeless=layer.split and not staged,
                     world_readable=options.world_readable,
                     order=options.order,
+                    bootstrapping=options.bootstrapping if last else None,
                     provenance=Provenance(layer.source, layer.target, layer.warn, whole=whole),
                     on_progress=on_progress,
                 )

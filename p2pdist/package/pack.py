@@ -45,6 +45,7 @@ from p2pdist.package.repository.contract import (
 )
 from p2pdist.package.source.links import NOWHERE, OUT, strange_links
 from p2pdist.package.source.scan import Dropped, Ignore, Link, TreeScan, check_unchanged, scan_tree, source_directory
+from p2pdist.package.tree.bootstrap import Bootstrapping, add_bootstrap, without_bootstraps
 from p2pdist.package.tree.pack import Base, Options, pack_tree
 from p2pdist.package.tree.writer import write_document
 
@@ -187,6 +188,7 @@ async def pack(
     world_readable: bool = False,
     order: tuple[bytes, ...] = (),
     provenance: Provenance | None = None,
+    bootstrapping: Bootstrapping | None = None,
     on_progress: OnProgress | None = None,
 ) -> Packed:
     """Pack the directory `source` as `reference` into `layout`, on top of `base` (looked up in the
@@ -199,7 +201,8 @@ async def pack(
     modes of entries, by path below the source; `world_readable` is chmod a+rX. `xattrs` carries
     extended attributes `user.*`, in trees only; `timeless` gives the directories of a tree the time
     0; `order` are paths below the source whose contents lie first in the packs of a tree.
-    `provenance` is by default the source itself.
+    `provenance` is by default the source itself. Without `bootstrapping` the package gets no
+    bootstrap.
 
     The package names the base's layers and parts; only its piece lists and catalogs are copied. No
     garbage collection runs in the layout meanwhile. Raises NotFound, UsageError, DiskFull, Conflict
@@ -216,6 +219,10 @@ async def pack(
         options = Options(xattrs, ignore, only, mtime, modes or {}, timeless, world_readable, order)
         layer = await _add_layer(source, reference, layout, base, below, format, level, options, on_progress)
         manifest, written = await _add_manifest(reference, layout, below, config, layer)
+        if bootstrapping is not None:
+            repositories: list[Repository] = below.repositories if below else [layout]
+            manifest, count = await add_bootstrap(manifest, layout, repositories, bootstrapping)
+            written += count
         remarks = await asyncio.to_thread(
             _remarks, layer.scan, provenance or Provenance(source), below is None, world_readable
         )
@@ -316,7 +323,7 @@ async def _add_manifest(
     reference: Reference, layout: LocalRepository, below: _Below | None, config: Config, layer: _Layer
 ) -> tuple[Manifest, int]:
     """The manifest, and how many bytes its config took."""
-    under = below.manifest if below else None
+    under = without_bootstraps(below.manifest) if below else None
     layers = (*(under.layers if under else ()), layer.described)
     parts = tuple({part.digest: part for part in (*(under.parts if under else ()), *layer.parts)}.values())
     lists = {item.digest: item for item in (*(under.piece_lists if under else ()), *layer.lists)}

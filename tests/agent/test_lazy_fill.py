@@ -23,11 +23,13 @@ from failing_disk import failing_disks
 from lazy_rig import FetchedPack
 
 from p2pdist.agent.lazy import filler, readahead, views
+from p2pdist.agent.lazy import view as lazy_view
 from p2pdist.agent.lazy.chunks import Chunks
 from p2pdist.agent.lazy.images import LazyImages
-from p2pdist.agent.lazy.stalls import Stalls
+from p2pdist.agent.lazy.readers import Stalls
 from p2pdist.agent.lazy.traces import Start, Traces
-from p2pdist.agent.lazy.views import LazySettings, LazyView, LazyViews
+from p2pdist.agent.lazy.view import LazyView
+from p2pdist.agent.lazy.views import LazySettings, LazyViews
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.packages import Package
 from p2pdist.model.device import CELL_BYTES, Cells, DeviceLayout
@@ -180,7 +182,7 @@ async def test_a_read_that_found_everything_is_no_miss(tmp_path: Path) -> None:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here.setblocking(False)
     with here:
-        listening = asyncio.create_task(view._listen(here))
+        listening = asyncio.create_task(view.readers.listen(here))
         with there:
             there.send(NOTICE.pack(READ, 0, 0, 4096))
             there.send(NOTICE.pack(READ, 0, 1 << 30, 4096))
@@ -294,7 +296,7 @@ async def test_a_pull_that_is_tried_again_is_of_the_version_that_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tag may have moved meanwhile."""
-    monkeypatch.setattr(views, "PULL_AGAIN_S", 0.01)
+    monkeypatch.setattr(lazy_view, "PULL_AGAIN_S", 0.01)
     layer = Descriptor("image", digest_of(CONTENTS[0]), len(CONTENTS[0]))
     package = Package(parse_reference("team/app:v1"), digest_of(b""), Manifest(Absent, (layer,), ()), Config())
     pulls: Any = _Pulls(package)
@@ -426,8 +428,8 @@ async def test_a_view_is_shown_before_what_is_missing_is_computed(
 ) -> None:
     """Which takes as long again, but waits neither for a view that will not be shown nor for
     ever. Where contents can be filled in before, it waits for what the trace names, too."""
-    monkeypatch.setattr(views.Whereabouts, "of", lambda *_: views.Whereabouts())
-    monkeypatch.setattr(views, "SHOWN_S_MAX", 0.01 if ends == "late" else 600.0)
+    monkeypatch.setattr(lazy_view.Whereabouts, "of", lambda *_: lazy_view.Whereabouts())
+    monkeypatch.setattr(lazy_view, "SHOWN_S_MAX", 0.01 if ends == "late" else 600.0)
     layer = Descriptor("image", digest_of(CONTENTS[0]), len(CONTENTS[0]))
     pulls: Any = _Lists(Package(parse_reference("app:v1"), digest_of(b""), Manifest(Absent, (layer,), ()), Config()))
     view = LazyView(BlobStore(tmp_path), pulls, Absent, "app:v1", 60.0, Stalls(), CELLS)
@@ -479,7 +481,7 @@ async def test_a_reader_of_what_does_not_fit_is_told_why(tmp_path: Path, caplog:
         await asyncio.sleep(0.01)
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with here, there:
-        await view._fault(here, 7, 0, 4096)
+        await view.readers.serve(here, 7, 0, 4096)
         assert there.recv(ORDER.size) == ORDER.pack(ANSWER, 7, errno.EIO)
     (line,) = [record.getMessage() for record in caplog.records if "gets EIO" in record.getMessage()]
     assert DiskFull("/store", needed=9, free=1, capacity=5).what in line
@@ -500,7 +502,7 @@ async def test_what_lies_behind_a_miss_is_filled_and_the_next_window_is_fetched(
     view._filler.chunks.whereabouts = packs.whereabouts
 
     async def ahead() -> set[int]:
-        await asyncio.gather(*view._ahead._tasks)
+        await asyncio.gather(*view.readers.ahead._tasks)
         return {cell for cell in range(count) if view._filler.has_cell(cell)}
 
     with packs.blob.held():
@@ -508,19 +510,19 @@ async def test_what_lies_behind_a_miss_is_filled_and_the_next_window_is_fetched(
         for piece in range(CELL_BYTES * (1 + near) // (1 << 16) + 1):
             packs.blob.write(piece, packs.cuts[piece])
         await view._filler.fill_cell(3)
-        view._ahead.missed([3])
+        view.readers.ahead.missed([3])
         assert await ahead() == set(range(1 + near)) and packs.asked == []
-        view._ahead.missed([0])
-        view._read(range(1 + near // 2, 2 + near // 2))
+        view.readers.ahead.missed([0])
+        view.readers.read(range(1 + near // 2, 2 + near // 2))
         assert await ahead() == set(range(1 + 3 * near))
         assert {prefetch for prefetch, _ in packs.asked} == {True}
-        view._read(range(1 + near // 2, 2 + near // 2))  # again: nothing more
+        view.readers.read(range(1 + near // 2, 2 + near // 2))  # again: nothing more
         assert await ahead() == set(range(1 + 3 * near))
         cell = 150
         await view._filler.fill_cell(cell)
         assert packs.asked[-1][0] is False, "a reader waits for it"
         for _ in range(10):
-            view._ahead.missed([count - 1])
+            view.readers.ahead.missed([count - 1])
         assert await ahead() == {*range(1 + 3 * near), cell}
     device = (tmp_path / DEVICE).read_bytes()
     for number in (*range(1 + 3 * near), cell):
@@ -533,22 +535,22 @@ async def test_a_view_that_is_being_unmounted_gets_no_other_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Removing what programs wrote to it may take long, after the supervisor has ended."""
-    monkeypatch.setattr(views, "TRY_S", 0.01)
+    monkeypatch.setattr(lazy_view, "TRY_S", 0.01)
     started: list[Path] = []
-    monkeypatch.setattr(views, "supervise", lambda directory, *_, **options: started.append(directory))
-    connects, connect = [0], views.protocol.connect
+    monkeypatch.setattr(lazy_view, "supervise", lambda directory, *_, **options: started.append(directory))
+    connects, connect = [0], lazy_view.protocol.connect
 
     def counted(directory: Path) -> Any:
         connects[0] += 1
         return connect(directory)
 
-    monkeypatch.setattr(views.protocol, "connect", counted)
+    monkeypatch.setattr(lazy_view.protocol, "connect", counted)
     view = whole_view(tmp_path)
     directory = tmp_path / "view"
     directory.mkdir()
     with changing(directory):
         view.serve(directory)
-        while connects[0] <= views.TRIES:
+        while connects[0] <= lazy_view.TRIES:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         assert started == []
@@ -563,14 +565,14 @@ async def test_a_supervisor_that_does_not_begin_keeps_no_unmount_from_its_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unmount waits for the view as long as anything may change it."""
-    assert views.REVIVED_S < CHANGE_S_MAX
-    monkeypatch.setattr(views, "REVIVED_S", 0.5)
+    assert lazy_view.REVIVED_S < CHANGE_S_MAX
+    monkeypatch.setattr(lazy_view, "REVIVED_S", 0.5)
     slow, directory = tmp_path / "slow", tmp_path / "view"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     directory.mkdir()
     monkeypatch.setattr(sys, "executable", str(slow))
-    reviving = asyncio.create_task(asyncio.to_thread(views._revive, directory, OSError("it is gone"), 5.0, ()))
+    reviving = asyncio.create_task(asyncio.to_thread(lazy_view._revive, directory, OSError("it is gone"), 5.0, ()))
     while not (directory / LOG).exists():
         await asyncio.sleep(0.01)
 

@@ -25,7 +25,7 @@ from aiohttp import web
 from p2pdist.agent.bodies import Count
 from p2pdist.agent.buckets.files import PackageFiles, files_of
 from p2pdist.agent.lazy.chunks import Chunks, Whereabouts
-from p2pdist.agent.lazy.views import images_of, layout_of
+from p2pdist.agent.lazy.view import images_of, layout_of
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls, check_whole
 from p2pdist.agent.pull.registry import Registry

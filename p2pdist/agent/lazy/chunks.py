@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.trees import Sources
 from p2pdist.core.demand.reading_queue import Reading
+from p2pdist.model.bootstrap import is_named
 from p2pdist.model.catalog import Stored
 from p2pdist.model.device import DeviceChunk
 from p2pdist.model.digest import Digest
@@ -209,7 +210,7 @@ class Chunks:
             data = bytes(
                 decoder.decode(pack, stored.chunk, memoryview(blob.read_range(start, stored.stored)), stored.length)
             )
-            if content_hash(data) == stored.chunk:
+            if is_named(data, stored.chunk):
                 return data
         except P2PDistError as error:
             failure = error

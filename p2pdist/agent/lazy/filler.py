@@ -111,7 +111,7 @@ class Filler:
 
     def __init__(self, store: BlobStore, fetcher: Fetcher) -> None:
         self.layout: DeviceLayout | None = None
-        """Written by the owner before anything is filled."""
+        """Known before anything is filled; `arrange`."""
         self.chunks = Chunks(store, fetcher)
         self.device = DeviceFile()
         self.bytes_filled = 0
@@ -127,6 +127,11 @@ class Filler:
         self._cut: dict[int, tuple[DeviceChunk, ...]] = {}
         """The chunks of cells that were looked at and are not finished: what lies around readers is
         looked at again and again."""
+
+    def arrange(self, layout: DeviceLayout) -> None:
+        """From now on contents are those of this layout, in the places where they were."""
+        self.layout = layout
+        self._cut.clear()
 
     def has(self, chunk: DeviceChunk) -> bool:
         """Whether the chunk was written."""

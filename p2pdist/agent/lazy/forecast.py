@@ -3,7 +3,8 @@ what is missing (store/trees/missing_contents.py): of many files that takes as l
 starts.
 
 A pack of which more than half is needed is pulled whole. Whatever of it is needed besides, its
-chunks can be fetched at once; chunks of other packs wait for the pull.
+chunks can be fetched at once; chunks of other packs wait for the pull. It is computed from
+catalogs, or from a bootstrap before they are here.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from itertools import accumulate, chain
 
 from p2pdist.agent.lazy.chunks import Whereabouts
 from p2pdist.agent.pull.trees import SELECTED_SHARE_MAX
+from p2pdist.model.bootstrap import NAME_BYTES, PlacedChunks
 from p2pdist.model.catalog import Pack, Stored
 from p2pdist.model.device import DeviceLayout
 from p2pdist.model.digest import Digest
-from p2pdist.model.manifest import PACK_TYPE, Manifest
+from p2pdist.model.manifest import PACK_TYPE, Descriptor, Manifest
 from p2pdist.model.tree import ChunkList
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.missing_contents import remoteness
@@ -28,19 +30,26 @@ _RECORD = struct.Struct("<32sII")
 
 
 class _Pack:
-    """The records of a pack of which there is one at least, as columns: what goes through all of
-    them stays in the interpreter's own loops."""
+    """The chunks of a pack, one at least, as columns: what goes through all of them stays in the
+    interpreter's own loops. `size` is that of the pack, which may have other chunks besides."""
 
-    def __init__(self, pack: Pack) -> None:
-        self.digest, self.size = pack.digest, pack.size
-        names, self.lengths, self.stored = zip(*_RECORD.iter_unpack(pack.records), strict=True)
-        self.numbers: dict[bytes, int] = dict(zip(names, range(len(names)), strict=True))
-        """The number of the record of each chunk."""
-        self.offsets = list(accumulate(self.stored, initial=0))
+    def __init__(self, size: int, chunks: PlacedChunks) -> None:
+        self.digest, self.size = chunks.pack, size
+        self.lengths, self.stored, self.offsets = chunks.lengths, chunks.stored, chunks.offsets
+        self.numbers: dict[bytes, int] = dict(zip(chunks.names, range(len(chunks.names)), strict=True))
+        """The number of each chunk."""
+
+    @classmethod
+    def of(cls, pack: Pack) -> _Pack:
+        """That of a catalog's pack."""
+        names, lengths, stored = zip(*_RECORD.iter_unpack(pack.records), strict=True)
+        return cls(pack.size, PlacedChunks(pack.digest, names, lengths, stored, list(accumulate(stored, initial=0))))
 
     def bytes_of(self, chunks: Collection[bytes]) -> int:
         """As how many bytes chunks of it are stored."""
-        return self.size if len(chunks) == len(self.stored) else sum(self.stored[self.numbers[name]] for name in chunks)
+        if len(chunks) == len(self.stored):
+            return sum(self.stored)
+        return sum(self.stored[self.numbers[name]] for name in chunks)
 
 
 class PackedChunks(Mapping[bytes, tuple[Digest, Stored]]):
@@ -72,10 +81,39 @@ def forecast(store: BlobStore, manifest: Manifest, packs: Iterable[Pack], layout
         for content, encoded in lists.items():
             if content not in objects:
                 wanted.update(chunk for chunk, _ in ChunkList.decode(encoded).chunks)
-    descriptors = {part.digest: part for part in manifest.parts if part.media_type == PACK_TYPE}
-    listed = (pack for pack in packs if pack.digest in descriptors and len(pack))
+    descriptors = _packs_of(manifest)
+    listed = (_Pack.of(pack) for pack in packs if pack.digest in descriptors and len(pack))
+    return _certain(store, descriptors, listed, wanted)
+
+
+def forecast_by_bootstrap(
+    store: BlobStore, manifest: Manifest, chunks: Iterable[PlacedChunks], layout: DeviceLayout
+) -> Whereabouts:
+    """Where chunks of a package come from whose bootstrap says so of these `chunks`. By a short
+    name nothing is taken from an object: it only says that one with this name is here, so that the
+    pull may not need the chunk. In a thread."""
+    objects = store.objects
+    here = {content[:NAME_BYTES] for content in tuple(objects.sizes)}
+    wanted = set(layout.contents).difference(layout.cuts, here)
+    if not objects.chunk_lists():
+        for content, (_, names) in layout.cuts.items():
+            if content not in here:
+                wanted.update(names)
+    descriptors = _packs_of(manifest)
+    listed = (_Pack(descriptors[placed.pack].size, placed) for placed in chunks if placed.pack in descriptors)
+    return _certain(store, descriptors, listed, wanted)
+
+
+def _packs_of(manifest: Manifest) -> dict[Digest, Descriptor]:
+    return {part.digest: part for part in manifest.parts if part.media_type == PACK_TYPE}
+
+
+def _certain(
+    store: BlobStore, descriptors: Mapping[Digest, Descriptor], packs: Iterable[_Pack], wanted: set[bytes]
+) -> Whereabouts:
+    """Where the wanted chunks come from that packs hold which are pulled whole."""
     certain: list[_Pack] = []
-    for pack in map(_Pack, sorted(listed, key=lambda pack: remoteness(store.get(pack.digest)))):
+    for pack in sorted(packs, key=lambda pack: remoteness(store.get(pack.digest))):
         needed = pack.numbers.keys() & wanted
         wanted -= needed  # of several packs that have a chunk the first one counts
         if pack.bytes_of(needed) > SELECTED_SHARE_MAX * pack.size:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from p2pdist.agent.tasks import Tasks
@@ -61,8 +62,14 @@ class Start:
         self.traces, self._reference, self._entry, self._records = traces, reference, entry, records
         self._read_ms: dict[int, int] | None = None
         """By cell when it was read first, in order; None while nothing is recorded."""
-        self._shown: ViewContent | None = None
-        """None until the view is mounted, and once the recording has ended."""
+        self.content: ViewContent | None = None
+        """What the view shows. Written by the owner once that is known by its full names, which
+        what is recorded needs at its end."""
+        self.late: Callable[[], Awaitable[ViewContent]] | None = None
+        """Finds it where the start ends before it is known. Written by the owner. May raise
+        P2PDistError."""
+        self._recording = False
+        """Set from when the view is mounted until the recording has ended."""
         self._mounted_at = 0.0
         self._ending: asyncio.TimerHandle | None = None
 
@@ -73,15 +80,15 @@ class Start:
             self._read_ms = {}
         self.trace.set_result(trace)
 
-    def mounted(self, shown: ViewContent) -> None:
+    def mounted(self) -> None:
         """The view is mounted: the recording begins."""
         loop = asyncio.get_running_loop()
-        self._mounted_at, self._shown = loop.time(), shown
+        self._mounted_at, self._recording = loop.time(), True
         self._ending = loop.call_later(RECORD_S, self.end)
 
     def read(self, cells: Iterable[int]) -> None:
         """A reader reads these cells, filled or not."""
-        if self._read_ms is not None and self._shown is not None:
+        if self._read_ms is not None and self._recording:
             at_ms = self._since_ms()
             for cell in cells:
                 if len(self._read_ms) < CELLS_MAX:
@@ -89,11 +96,13 @@ class Start:
 
     def end(self) -> None:
         """Nothing more is recorded; the tracker gets what was. Idempotent."""
-        (read_ms, shown), self._read_ms, self._shown = (self._read_ms, self._shown), None, None
+        (read_ms, shown), self._read_ms, self.content = (self._read_ms, self.content), None, None
+        self._recording = False
         if self._ending is not None:
             self._ending.cancel()
-        if read_ms and shown is not None:
-            self.traces.state(self._reference, self._entry, shown, read_ms, self._since_ms())
+        late = self.late if shown is None else partial(_itself, shown)
+        if read_ms and late is not None:
+            self.traces.state(self._reference, self._entry, late, read_ms, self._since_ms())
 
     def _since_ms(self) -> int:
         return int(1000 * (asyncio.get_running_loop().time() - self._mounted_at))
@@ -118,8 +127,15 @@ class Traces:
             logger.info("%s starts without a trace: %s", reference, str(error) or "the tracker does not answer")
             return None, False
 
-    def state(self, reference: str, entry: str, shown: ViewContent, read_ms: Mapping[int, int], lasted_ms: int) -> None:
-        """Give the tracker what a start read, while the agent goes on."""
+    def state(
+        self,
+        reference: str,
+        entry: str,
+        shown: Callable[[], Awaitable[ViewContent]],
+        read_ms: Mapping[int, int],
+        lasted_ms: int,
+    ) -> None:
+        """Give the tracker what a start read of what was `shown`, while the agent goes on."""
         self._tasks.spawn(self._state(reference, entry, shown, read_ms, lasted_ms))
 
     async def close(self) -> None:
@@ -127,15 +143,24 @@ class Traces:
         await self._tasks.stop()
 
     async def _state(
-        self, reference: str, entry: str, shown: ViewContent, read_ms: Mapping[int, int], lasted_ms: int
+        self,
+        reference: str,
+        entry: str,
+        shown: Callable[[], Awaitable[ViewContent]],
+        read_ms: Mapping[int, int],
+        lasted_ms: int,
     ) -> None:
-        trace = await asyncio.to_thread(recorded, shown, read_ms, lasted_ms)
         try:
+            trace = await asyncio.to_thread(recorded, await shown(), read_ms, lasted_ms)
             await self._source.state(reference, entry, trace)
         except P2PDistError as error:
             logger.info("the tracker does not get the trace of %s: %s", reference, error)
         else:
             logger.info("the tracker has a trace of %s %s: %d chunks", reference, entry, trace.chunks)
+
+
+async def _itself(shown: ViewContent) -> ViewContent:
+    return shown
 
 
 def recorded(shown: ViewContent, read_ms: Mapping[int, int], lasted_ms: int) -> Trace:

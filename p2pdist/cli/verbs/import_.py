@@ -15,7 +15,14 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.references.names import offer_files
 from p2pdist.cli.services import layout_option, opened_layout
-from p2pdist.cli.verbs.pack import content_options, format_option, parse_entrypoint, settings_options, show_packed
+from p2pdist.cli.verbs.pack import (
+    bootstrapping,
+    content_options,
+    format_option,
+    parse_entrypoint,
+    settings_options,
+    show_packed,
+)
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.image import ImageReference, is_image, parse_image
 from p2pdist.model.manifest import Config, Reference, parse_reference
@@ -201,6 +208,7 @@ class _Import:
             world_readable=self.world_readable,
             follow_links=self.follow_links,
             xattrs=self.form == "tree" and unpacked.kind != "directory",
+            bootstrapping=bootstrapping(),
         )
         # In an image modes and absolute links are meant for a system of its own.
         warn = unpacked.kind in ("directory", "tar")

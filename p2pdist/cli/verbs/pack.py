@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from p2pdist.package.pack import Packed, Settings
     from p2pdist.package.source.project import Format, Project, ProjectFile
     from p2pdist.package.source.scan import Link
+    from p2pdist.package.tree.bootstrap import Bootstrapping
 
 DROPPED_SHOWN_MAX = 20
 _OF_FILE = re.compile(r"(left out|kept as it is): (.+) \(([^()]*)\)\Z", re.DOTALL)
@@ -108,6 +109,7 @@ class Choices:
     world_readable: bool = False
     follow_links: bool = False
     order: Path | None = None
+    bootstrap: bool | None = None
 
 
 @click.command("pack")
@@ -142,6 +144,12 @@ class Choices:
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="TRACE",
     help="Lay new contents out as p2pdist trace export says that a start reads them (trees only).",
+)
+@click.option(
+    "--bootstrap/--no-bootstrap",
+    default=None,
+    help="Add what shows the package on a host before its catalogs are there, by which a lazy start begins sooner "
+    "(trees only).  [default: for many files, but not for small additions]",
 )
 @click.option(
     "--reproducible", is_flag=True, help="Make equal packages of equal checkouts, whenever and wherever they were made."
@@ -312,7 +320,16 @@ def _pack_options(given: Choices, project: Project | None) -> PackOptions:
         world_readable=given.world_readable,
         follow_links=given.follow_links,
         order=read_trace_file(given.order).paths if given.order is not None else (),
+        bootstrapping=None if given.bootstrap is False else bootstrapping(always=bool(given.bootstrap)),
     )
+
+
+def bootstrapping(*, always: bool = False) -> Bootstrapping:
+    """How packages get bootstraps."""
+    from p2pdist.mount.erofs.writer import device_image
+    from p2pdist.package.tree.bootstrap import Bootstrapping
+
+    return Bootstrapping(device_image, always)
 
 
 def _settings(given: Choices, project: Project | None) -> Settings:

@@ -19,6 +19,7 @@ left out.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import struct
@@ -30,11 +31,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from blake3 import blake3
 
-from p2pdist.model.device import OWN_CELLS_BYTES, Cells, has_own_cells
+from p2pdist.model.device import OWN_CELLS_BYTES, Cells, DeviceLayout, has_own_cells
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout
 from p2pdist.mount import kernel
@@ -224,7 +225,7 @@ class _Writer:
     """An image while it is written. `at` is where in the image the next byte goes. With `device`
     files have their contents there, without it in objects, which `name` names."""
 
-    def __init__(self, file: BinaryIO, device: Device | None = None, name: ContentName = object_name) -> None:
+    def __init__(self, file: IO[bytes], device: Device | None = None, name: ContentName = object_name) -> None:
         self._file, self._device, self._name = file, device, name
         self._part = blake3()
         self._part_left = PART_SIZE - REST_AT
@@ -472,6 +473,13 @@ def write_image_to(file: BinaryIO, entries: Sequence[Entry], device: Device) -> 
     """Write the image of a tree, as `write_image` does, into a new file that the caller makes
     visible. Raises OSError."""
     _Writer(file, device).write(entries)
+
+
+def device_image(entries: Sequence[Entry], layout: DeviceLayout) -> bytes:
+    """The image of a tree over a device with headed cells, nothing of which need be here."""
+    file = io.BytesIO()
+    _Writer(file, Device(layout.size, layout.first_blocks(), Cells(headed=True))).write(entries)
+    return file.getvalue()
 
 
 @contextmanager

@@ -9,10 +9,11 @@ has EROFS images with a device. Which of them works on a host a trial says (tria
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from p2pdist.model.device import Cells
 from p2pdist.model.errors import Unavailable
 from p2pdist.mount import kernel
 from p2pdist.mount.lazy.fuse import LOOP, POINT, loop_name
-from p2pdist.mount.supervisor.process import LOG, READY_S
+from p2pdist.mount.supervisor.process import LOG, READY_S, WAIT
 from p2pdist.mount.supervisor.protocol import DEVICE
 
 
@@ -86,6 +87,48 @@ def method_of(directory: Path) -> FillMethod:
     raise Unavailable(f"it is filled by the method {name[:20]!r} of another version", remedy="Mount the package again")
 
 
+class StandBy:
+    """A program that is to supervise the view with this directory, begun before there is anything
+    to supervise: an interpreter takes longer to begin than all else of a view. It ends by itself
+    unless it is used. For views that fanotify fills."""
+
+    def __init__(self, directory: Path, limit_s: float) -> None:
+        self.directory, self.limit_s = directory, limit_s
+        words = [sys.executable, "-P", "-m", FANOTIFY.module, str(directory), str(limit_s), WAIT]
+        nothing = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
+        )
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        """Have it supervise the device, which is there now; it ends with 0 once it does."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and its code says so
+            self._process.stdin.write(b"b")
+            self._process.stdin.close()
+        return self._process
+
+    def close(self) -> None:
+        """End it unless it supervises. Idempotent."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Whether a process ends in time. Popen.wait looks for it now and then, for longer than it
+    takes."""
+    ending, waiting = os.pidfd_open(process.pid), select.poll()
+    try:
+        waiting.register(ending, select.POLLIN)
+        return bool(waiting.poll(1000 * limit_s))
+    finally:
+        os.close(ending)
+
+
 def supervise(
     directory: Path,
     limit_s: float,
@@ -93,10 +136,12 @@ def supervise(
     method: FillMethod | None = None,
     *,
     ready_s: float | None = None,
+    stand_by: StandBy | None = None,
 ) -> None:
     """Start what keeps readers waiting, in one `method` for a new view, in its own for another,
     whose processes were killed; `held` are the descriptors that these gave. It has `ready_s` to
-    begin, READY_S unless that is given. Raises Unavailable, OSError."""
+    begin, READY_S unless that is given. `stand_by` is used where it is for this view. Raises
+    Unavailable, OSError."""
     ready_s = READY_S if ready_s is None else ready_s
     if method is FUSE:
         (directory / POINT).mkdir()
@@ -104,21 +149,18 @@ def supervise(
     words = [sys.executable, "-P", "-m", (method or method_of(directory)).module, str(directory), str(limit_s)]
     words += map(str, held)
     with (directory / LOG).open("ab") as log:
-        try:
-            ended = subprocess.run(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=held,
-                start_new_session=True,
-                timeout=ready_s,
-                check=False,
+        if stand_by is not None and method is FANOTIFY:
+            process = stand_by.begin()
+        else:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=held, start_new_session=True
             )
-        except subprocess.TimeoutExpired as error:
+        if not _ends(process, ready_s):
+            process.kill()
+            process.wait()
             reason = f"the supervisor has not begun within {ready_s:g} s"
-            raise Unavailable(f"this host has no lazy views: {reason}", remedy=REMEDY) from error
-    if ended.returncode:
+            raise Unavailable(f"this host has no lazy views: {reason}", remedy=REMEDY)
+    if process.wait():
         lines = (directory / LOG).read_text(errors="replace").strip().splitlines()
         raise Unavailable(
             f"this host has no lazy views: {lines[-1] if lines else 'the supervisor ended'}",

@@ -18,11 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2pdist.model.bootstrap import Bootstrap, PackedImage
 from p2pdist.model.device import ARRANGEMENT, BLOCK_BYTES, Cells, DeviceLayout
 from p2pdist.model.errors import Corrupt, Unavailable
 from p2pdist.model.tree import Entry
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
-from p2pdist.mount.lazy.fill_method import FANOTIFY, FUSE, REMEDY, FillMethod, fuse_loop, method_of, supervise
+from p2pdist.mount.lazy.fill_method import FANOTIFY, FUSE, REMEDY, FillMethod, StandBy, fuse_loop, method_of, supervise
 from p2pdist.mount.lazy.fuse import IMAGE
 from p2pdist.mount.overlay import merge
 from p2pdist.mount.records import LAZY, Process, Record, new_id, records, take_down
@@ -44,12 +45,13 @@ _EMPTY = 0
 
 @dataclass(frozen=True, slots=True)
 class LazyPackage:
-    """The layers of a package, bottom to top: a tree by its entries in walking order, a SquashFS
-    image by a path that leads to its file, complete or not, on the file system of the records; and
-    where contents of trees lie in the device. A reader waits for `limit_s` at most."""
+    """The layers of a package, bottom to top: a tree by its entries in walking order, or by the
+    image for headed cells that its bootstrap has, a SquashFS image by a path that leads to its
+    file, complete or not, on the file system of the records; and where contents of trees lie in the
+    device, or what the bootstrap says of this. A reader waits for `limit_s` at most."""
 
-    layers: Sequence[Sequence[Entry] | Path]
-    layout: DeviceLayout
+    layers: Sequence[Sequence[Entry] | PackedImage | Path]
+    layout: DeviceLayout | Bootstrap
     limit_s: float
 
 
@@ -64,21 +66,24 @@ def mount_lazy(
     at: int | None = None,
     owner: Process | None = None,
     served: Callable[[Path], object] = lambda directory: None,
+    stand_by: StandBy | None = None,
 ) -> MountedView:
     """Mount layers at `target` while none of their contents need be here, which come in one
     `method`; other arguments are those of `mount_view`. From the moment when `served` is called
     with the directory of the view an agent must be connected to the supervisor: mounting a SquashFS
-    image reads it already. Raises Unavailable where this host has no such views, Conflict for a
+    image reads it already. `stand_by` is a supervisor that `stand_by_for` has begun for the view;
+    the caller closes it. Raises Unavailable where this host has no such views, Conflict for a
     target in use, and P2PDistError; then nothing is left behind."""
     target, work = check_target(target, at), work.resolve()
-    record = Record(new_id(), str(target), LAZY, (), label=label, writable=writable, owner=str(owner or ""))
+    name = stand_by.directory.name if stand_by is not None else new_id()
+    record = Record(name, str(target), LAZY, (), label=label, writable=writable, owner=str(owner or ""))
     try:
         try:
             record = begin(record, work)
             directory = record.directory(work)
             with ThreadPoolExecutor(1) as beside:  # while the program that supervises begins
                 images = beside.submit(_write_images, package, directory, method)
-                _supervise(package, directory, method)
+                _supervise(package, directory, method, stand_by)
                 images.result()
             served(directory)
             place = target if at is None else Path(f"/proc/self/fd/{at}")
@@ -128,7 +133,12 @@ def mark_filled(directory: Path) -> None:
     (directory / MARK).touch()
 
 
-def _supervise(package: LazyPackage, directory: Path, method: FillMethod) -> None:
+def stand_by_for(work: Path, limit_s: float) -> StandBy:
+    """Begin what will supervise a new view with its record below `work`. Raises OSError."""
+    return StandBy(work.resolve() / new_id(), limit_s)
+
+
+def _supervise(package: LazyPackage, directory: Path, method: FillMethod, stand_by: StandBy | None) -> None:
     """Make the files that are read and have them supervised. Raises Unavailable, OSError."""
     (directory / ARRANGED).write_text(str(package.layout.arrangement))
     with (directory / DEVICE).open("xb") as device:
@@ -141,18 +151,25 @@ def _supervise(package: LazyPackage, directory: Path, method: FillMethod) -> Non
             os.link(image, f"{IMAGE}{number}", dst_dir_fd=place)  # with a descriptor it follows links
     finally:
         os.close(place)
-    supervise(directory, package.limit_s, method=method)
+    supervise(directory, package.limit_s, method=method, stand_by=stand_by)
 
 
-def device_bytes(layout: DeviceLayout, cells: Cells) -> int:
+def device_bytes(layout: DeviceLayout | Bootstrap, cells: Cells) -> int:
     """How long the device of a view is: no loop device has less than a block."""
     return max(cells.file_size(layout.size), BLOCK_BYTES)
 
 
 def _write_images(package: LazyPackage, directory: Path, method: FillMethod) -> None:
-    device = Device(package.layout.size, package.layout.first_blocks(), method.cells)
+    layout = package.layout
+    firsts = layout.first_blocks() if isinstance(layout, DeviceLayout) else {}
+    device = Device(layout.size, firsts, method.cells)
     for number, layer in enumerate(package.layers, _EMPTY + 1):
-        if not isinstance(layer, Path):
+        if isinstance(layer, PackedImage):
+            assert method.cells.headed, "images in bootstraps are for headed cells"
+            with _image(directory, number).open("xb") as file:
+                for part in layer.parts():
+                    file.write(part)
+        elif not isinstance(layer, Path):
             write_image(layer, _image(directory, number), device)
 
 

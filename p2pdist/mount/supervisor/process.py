@@ -77,6 +77,7 @@ REFUSED_MAX = 1000
 POLL_S = 0.5
 READY_S = 30.0
 LOG = "supervisor.log"
+WAIT = "-"
 _SLOT = struct.Struct("=QQQd")
 """A reader that waits, by key: its number, offset, count, and since when (CLOCK_MONOTONIC); zeros
 for none."""
@@ -464,12 +465,27 @@ def avoid_memory_killer() -> None:
             return
 
 
+def _await(directory: Path) -> None:
+    """Return once the device is there. What is said from now on stands in the view's log."""
+    if not os.read(0, 1):
+        sys.exit(0)
+    log = os.open(directory / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for opened, place in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(opened, place)
+    os.close(log)
+    os.close(nothing)
+
+
 def main() -> None:
-    """`python -m p2pdist.mount.supervisor.process DIRECTORY LIMIT_S [FILLER GROUP]`: ends
+    """`python -m p2pdist.mount.supervisor.process DIRECTORY LIMIT_S [FILLER GROUP | -]`: ends
     with 0 once readers of the device in DIRECTORY are supervised, by a process that goes on. FILLER
-    and GROUP are descriptors of a supervisor that was killed with its guard."""
+    and GROUP are descriptors of a supervisor that was killed with its guard. With `-` it begins
+    once a byte has come on standard input, and ends with 0 where none comes before the end."""
     directory, limit_s = Path(sys.argv[1]), float(sys.argv[2])
     held = (int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) == 5 else None
+    if sys.argv[3:] == [WAIT]:
+        _await(directory)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGIO):
         signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
