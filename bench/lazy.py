@@ -14,12 +14,11 @@ files lie below TMPDIR and are removed afterwards, and so are views and namespac
 SIGINT and SIGTERM.
 
 Columns: seconds from the command to the first line, and the bytes that came over the link by then;
-seconds until everything is here, from the begin of the pull, the program running meanwhile, and
-from the command until the view lacks nothing;
+seconds until everything is here, the program running meanwhile, and until the view lacks nothing;
 milliseconds from the moment when the metadata is here until the view is seen, and the bytes of the
-package that had come by that moment; reads that waited,
-and the 99th percentile of their waits; the largest memory of the agent. A second table says when
-each step of a lazy start had ended, and what came over the link all along.
+package that had come by that moment; reads that waited, and the 99th percentile of their waits; the
+largest memory of the agent. A second table says when each step of a lazy start had ended, and what
+came over the link all along.
 
 Below stand the goals.
 """
@@ -73,8 +72,7 @@ computed; what the trace names is in the device."""
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One start. `here_s` is from the begin of the pull, other seconds from the command on; None is
-    what a way has not."""
+    """One start. Seconds are from the command on; None is what a way has not."""
 
     way: str
     first_line_s: float
@@ -282,8 +280,9 @@ class ColdHost:
             if any(pull["state"] == "failed" for pull in pulls):
                 raise SystemExit(f"a pull failed: {pulls}")
             (mount,) = client.mounts()
-            if here_s is None and all(pull["state"] == "done" for pull in pulls):
-                here_s = max(pull["seconds"] for pull in pulls)
+            if here_s is None and pulls and all(pull["state"] == "done" for pull in pulls):
+                now = time.monotonic()
+                here_s = max(now - pull["age_s"] + pull["seconds"] for pull in pulls) - began
                 if row.way == EAGER:
                     return replace(row, here_s=here_s)
             if mount.lazy is not None and mount.lazy.whole and here_s is not None:
