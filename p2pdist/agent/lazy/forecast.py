@@ -92,15 +92,16 @@ def forecast_by_bootstrap(
     """Where chunks of a package come from whose bootstrap says so of these `chunks`. By a short
     name nothing is taken from an object: it only says that one with this name is here, so that the
     pull may not need the chunk. In a thread."""
-    objects = store.objects
+    objects, descriptors = store.objects, _packs_of(manifest)
+    listed = [_Pack(descriptors[placed.pack].size, placed) for placed in chunks if placed.pack in descriptors]
+    if not objects.sizes:  # as on a new host: all is wanted, and no chunk is in two packs
+        return _certain(store, descriptors, listed, None)
     here = {content[:NAME_BYTES] for content in tuple(objects.sizes)}
     wanted = set(layout.contents).difference(layout.cuts, here)
     if not objects.chunk_lists():
         for content, (_, names) in layout.cuts.items():
             if content not in here:
                 wanted.update(names)
-    descriptors = _packs_of(manifest)
-    listed = (_Pack(descriptors[placed.pack].size, placed) for placed in chunks if placed.pack in descriptors)
     return _certain(store, descriptors, listed, wanted)
 
 
@@ -109,13 +110,15 @@ def _packs_of(manifest: Manifest) -> dict[Digest, Descriptor]:
 
 
 def _certain(
-    store: BlobStore, descriptors: Mapping[Digest, Descriptor], packs: Iterable[_Pack], wanted: set[bytes]
+    store: BlobStore, descriptors: Mapping[Digest, Descriptor], packs: Iterable[_Pack], wanted: set[bytes] | None
 ) -> Whereabouts:
-    """Where the wanted chunks come from that packs hold which are pulled whole."""
+    """Where the wanted chunks, None for all, come from that packs hold which are pulled whole."""
     certain: list[_Pack] = []
     for pack in sorted(packs, key=lambda pack: remoteness(store.get(pack.digest))):
-        needed = pack.numbers.keys() & wanted
-        wanted -= needed  # of several packs that have a chunk the first one counts
+        needed: Collection[bytes] = pack.numbers.keys()
+        if wanted is not None:
+            needed = pack.numbers.keys() & wanted
+            wanted.difference_update(needed)  # of several packs that have a chunk the first one counts
         if pack.bytes_of(needed) > SELECTED_SHARE_MAX * pack.size:
             certain.append(pack)
     sources = {pack.digest: (descriptors[pack.digest], None) for pack in certain}
