@@ -268,7 +268,7 @@ class ColdHost:
                 told = self._log.read_text()[-2000:]
                 raise SystemExit(f"the program ended with {program.returncode}: {told}")
             row = replace(row, agent_mib=memory_mib(agent))
-            time.sleep(1.0)  # a lazy view goes before its agent
+            time.sleep(3.0)  # a lazy view goes before its agent, which tells what was read
         return row
 
     @staticmethod
