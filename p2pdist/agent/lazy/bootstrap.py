@@ -79,6 +79,7 @@ async def bring_lists(store: BlobStore, fetcher: Fetcher, manifest: Manifest) ->
         if pull is not None:
             with blob.held():
                 await pull.demand(range(blob.layout.count), prefetch=True)
+                await asyncio.shield(pull.done)  # the store takes it for whole from then on
 
     await together(bring(part) for part in _missing_lists(store, manifest))
 
