@@ -57,14 +57,15 @@ class Turn:
         """The longest time from kills until all that was read then could be read."""
         self._read: list[Path] = []
         """Files that readers had right."""
-        self.source = self._publish()
+        bootstrap = ("--bootstrap",) if seed % 4 == 0 else ()  # a view that fanotify fills is shown by it
+        self.source = self._publish(bootstrap)
         site.origin.rate_bytes_s = RATE_BYTES_S
         way = ("fanotify", "fuse")[seed % 2]
         self.peer = Agent(site, "peer").start()
         self._agent = Agent(site, "h0", lazy_wait=f"{LIMIT_S:g}", lazy_way=way).start()
         self._mount()
 
-    def _publish(self) -> Path:
+    def _publish(self, more: tuple[str, ...]) -> Path:
         top = self._site.directory / "source"
         for number in range(FILES):
             path = top / f"part{number % 7}" / f"file{number}"
@@ -72,7 +73,7 @@ class Turn:
             path.write_bytes(self._drawn.randbytes(self._drawn.randrange(1, FILE_BYTES_MAX)))
         layout = ("--layout", str(self._site.directory / "layout"))
         origin = ("--origin", f"file://{self._site.layout}")
-        for words in (("pack", str(top), "-t", "app:v1", "--format", "tree"), ("push", "app:v1", *origin)):
+        for words in (("pack", str(top), "-t", "app:v1", "--format", "tree", *more), ("push", "app:v1", *origin)):
             code, _, errors = self._site.command(*words, *layout)
             assert code == 0, errors
         return top
