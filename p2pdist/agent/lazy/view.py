@@ -435,9 +435,14 @@ async def _arrange(view: LazyView, bootstrap: Bootstrap, manifest: Manifest) -> 
 
 async def _replace(view: LazyView, manifest: Manifest, packs: Sequence[Pack], layout: DeviceLayout) -> None:
     """Have chunks named in full from now on, as the new layout names them, and in their places.
-    Raises Corrupt where contents lie elsewhere by the bootstrap: then readers get nothing more."""
+    Raises Corrupt where other contents lie there by the bootstrap: then readers get nothing
+    more."""
     whereabouts = await asyncio.to_thread(forecast, view._store, manifest, packs, layout)
-    if layout.size != view.stated_size or not (view.layout is None or layout.agrees_with(view.layout)):
+    compared, agree = None, layout.size == view.stated_size
+    while agree and view.layout is not compared:  # the bootstrap's may have become known meanwhile
+        compared = view.layout
+        agree = compared is None or await asyncio.to_thread(layout.agrees_with, compared)
+    if not agree:
         view._arranged.clear()
         raise Corrupt("its bootstrap and its trees contradict each other", remedy="Pack it again and mount that")
     _place(view, whereabouts, "foreseen")

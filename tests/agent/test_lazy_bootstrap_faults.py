@@ -1,0 +1,165 @@
+"""Views that are mounted by bootstraps where something is amiss: with real packages and stores, to
+which blobs come when they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2pdist.agent.lazy.bootstrap import bring_lists
+from p2pdist.agent.lazy.readers import Stalls
+from p2pdist.agent.lazy.view import LazyView
+from p2pdist.agent.pull.packages import Package
+from p2pdist.core.demand.reading_queue import Reading
+from p2pdist.model.bootstrap import Bootstrap, bootstrap_of, decode_bootstrap, encode_bootstrap
+from p2pdist.model.device import Cells, DeviceLayout
+from p2pdist.model.digest import Digest, parse_digest
+from p2pdist.model.errors import Corrupt
+from p2pdist.model.manifest import Config, Descriptor, decode_manifest, parse_reference
+from p2pdist.model.messages import Priority
+from p2pdist.model.pieces import PieceList
+from p2pdist.model.selection import Selection
+from p2pdist.model.tree import ChunkList, File, content_hash
+from p2pdist.mount.erofs.writer import device_image
+from p2pdist.mount.supervisor.protocol import DEVICE
+from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.pack import pack
+from p2pdist.package.tree.bootstrap import Bootstrapping
+from p2pdist.package.tree.diff import read_trees
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
+
+Absent: Any = None
+CELLS = Cells(headed=True)
+PATIENCE_S = 20.0
+REFERENCE = parse_reference("app:v1")
+SIZES = {"a": 3000, "b": 2000, "c": 500, "large": 20 << 20}
+
+
+class Coming:
+    """A blob of a layout of which those pieces come that are demanded."""
+
+    def __init__(self, blob: Blob, data: bytes) -> None:
+        self._blob, self._data = blob, data
+
+    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False, reading: Reading | None = None) -> None:
+        layout = self._blob.layout
+        for piece in pieces:
+            if piece not in self._blob.have:
+                self._blob.write(piece, self._data[layout.offset(piece) :][: layout.length(piece)])
+        if len(self._blob.have) == layout.count:
+            self._blob.finish()
+
+
+class Host:
+    """A host that has nothing of a package at first."""
+
+    def __init__(self, directory: Path, layout: LocalLayout, package: Package) -> None:
+        self.store, self.layout, self.package = BlobStore(directory / "store"), layout, package
+        self.pulled = asyncio.Event()
+        self.held = asyncio.Event()
+        """Blobs come once it is set."""
+        self.held.set()
+        self.directory = directory
+
+    async def fetch(self, layer: Descriptor, priority: Priority, selection: Selection | None) -> tuple[Blob, Any]:
+        await self.held.wait()
+        pieces = PieceList.decode(self.layout.blob_path(layer.pieces_digest).read_bytes())
+        blob = self.store.get(layer.digest) or self.store.begin(layer.digest, pieces)
+        return blob, Coming(blob, self.layout.blob_path(layer.digest).read_bytes())
+
+    def start(self, request: Any, *, planned: Any) -> Any:
+        """Pulls that begin, and go on for ever."""
+        self.pulled.set()
+        return SimpleNamespace(task=asyncio.create_task(asyncio.Event().wait()), status=Absent, error=None)
+
+    def view(self, bootstrap: Bootstrap) -> LazyView:
+        """A view that is mounted by a bootstrap, as far as it needs no kernel for that."""
+        pulls: Any = self
+        view = LazyView(self.store, pulls, self, str(REFERENCE), PATIENCE_S, Stalls(), CELLS)
+        with (self.directory / DEVICE).open("wb") as device:
+            device.truncate(CELLS.file_size(bootstrap.size))
+        view._filler.device.take(os.open(self.directory / DEVICE, os.O_RDWR), os.open(os.devnull, os.O_RDONLY))
+        view.show(bootstrap, self.package)
+        return view
+
+
+async def packed(directory: Path) -> tuple[LocalLayout, Package]:
+    """A package with a bootstrap."""
+    source, drawn = directory / "source", random.Random(5)
+    source.mkdir()
+    for name, size in SIZES.items():
+        (source / name).write_bytes(drawn.randbytes(size))
+    layout = LocalLayout(directory / "layout")
+    made = await pack(source, REFERENCE, layout, format="tree", bootstrapping=Bootstrapping(device_image, always=True))
+    digest = parse_digest(made.digest)
+    manifest = decode_manifest(layout.blob_path(digest).read_bytes())
+    return layout, Package(REFERENCE, digest, manifest, Config())
+
+
+def bootstrap_in(layout: LocalLayout, package: Package) -> Bootstrap:
+    part = bootstrap_of(package.manifest)
+    assert part is not None
+    return decode_bootstrap(layout.blob_path(part.digest).read_bytes())
+
+
+async def forged(layout: LocalLayout, package: Package, how: str) -> Bootstrap:
+    """A bootstrap that has something else in the places of contents."""
+    trees = await read_trees(package.manifest, [layout])
+    (entries,) = trees.layers
+    lists = {content_hash(data): data for catalog in trees.catalogs for data in catalog.chunk_lists}
+    files = [entry for entry in entries if type(entry) is File]
+    sizes = {file.content: file.size for file in files}
+    cut = {file.content: ChunkList.decode(lists[file.chunks]).chunks for file in files if file.chunks}
+    if how == "others":  # each has a block of its own, and no other length is seen
+        first, second, *rest = sizes.items()
+        sizes = dict((second, first, *rest))
+    (content, chunks), *_ = cut.items()
+    (one, length), (other, more), *_ = chunks
+    if how == "shorter":
+        cut[content] = ((one, length - 100), (other, more + 100), *chunks[2:])
+    elif how == "chunks":
+        cut[content] = ((other, length), (one, more), *chunks[2:])
+    places: dict[bytes, tuple[Digest, int, int]] = {}
+    for catalog in trees.catalogs:
+        for pool in catalog.packs:
+            for stored in pool.chunks():
+                length = 1 if how in ("shorter", "chunks") else stored.stored  # as long as all of them
+                places[stored.chunk] = pool.digest, stored.offset + (1 << 40) * (how == "beyond"), length
+    laid = DeviceLayout(sizes, {content: ChunkList(chunks).encode() for content, chunks in cut.items()})
+    data = encode_bootstrap(package.manifest, [device_image(entries, laid)], laid, places)
+    assert data is not None
+    return decode_bootstrap(data)
+
+
+async def settled(event: asyncio.Event) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await event.wait()
+
+
+@pytest.mark.parametrize("how", ["others", "shorter", "chunks", ""])
+async def test_what_a_bootstrap_says_of_contents_is_compared_with_the_trees(tmp_path: Path, how: str) -> None:
+    """Not only where they begin: a chunk that was written in the place of a longer one would count
+    as that, and programs would read zeros behind it."""
+    layout, package = await packed(tmp_path)
+    host = Host(tmp_path, layout, package)
+    view = host.view(await forged(layout, package, how))
+    view.sight.show()
+    await settled(view._arranged)
+    await bring_lists(host.store, host, package.manifest)
+    if how:
+        with pytest.raises(Corrupt, match="contradict"):
+            await view.read_layout(package.manifest)
+        assert not view._arranged.is_set() and not view.layers
+    else:
+        await view.read_layout(package.manifest)
+        assert view._arranged.is_set() and view.layers
+    await view.close()
+    host.store.close()
