@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from p2pdist.agent.lazy import view as lazy_view
 from p2pdist.agent.lazy.bootstrap import bring_lists
 from p2pdist.agent.lazy.readers import Stalls
 from p2pdist.agent.lazy.view import LazyView
@@ -22,7 +25,7 @@ from p2pdist.model.bootstrap import Bootstrap, bootstrap_of, decode_bootstrap, e
 from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Corrupt
-from p2pdist.model.manifest import Config, Descriptor, decode_manifest, parse_reference
+from p2pdist.model.manifest import PACK_TYPE, Config, Descriptor, decode_manifest, parse_reference
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection
@@ -161,5 +164,33 @@ async def test_what_a_bootstrap_says_of_contents_is_compared_with_the_trees(tmp_
     else:
         await view.read_layout(package.manifest)
         assert view._arranged.is_set() and view.layers
+    await view.close()
+    host.store.close()
+
+
+@pytest.mark.parametrize("how", ["little", "beyond", "broken"])
+async def test_a_reader_of_what_a_bootstrap_does_not_tell_waits_for_no_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """There is none as long as the reader waits: of a pack of which little is needed, and where the
+    bootstrap names bytes that no pack has, which would be asked of all hosts of its swarm."""
+    monkeypatch.setattr(lazy_view, "SHOWN_S_MAX", 60 * PATIENCE_S)
+    layout, package = await packed(tmp_path)
+    bootstrap = await forged(layout, package, how)
+    if how == "little":
+        parts = [replace(part, size=9 * part.size * (part.media_type == PACK_TYPE)) for part in package.manifest.parts]
+        package = replace(package, manifest=replace(package.manifest, parts=tuple(parts)))
+    elif how == "broken":
+        bootstrap = replace(bootstrap, _chunks=b"")
+    host = Host(tmp_path, layout, package)
+    view = host.view(bootstrap)
+    view.sight.show()
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        reading = asyncio.create_task(view.readers.serve(here, 1, 0, 4096))
+        await settled(host.pulled)
+        assert not reading.done() and not view.readers.stalls.refused
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
     await view.close()
     host.store.close()

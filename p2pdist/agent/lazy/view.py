@@ -167,7 +167,7 @@ class LazyView:
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
         self._fetcher = fetcher
         self._filler = Filler(store, fetcher)
-        self._filler.chunks.lost, self._filler.chunks.awaited = self._pull_again, self.sight.prepared.set
+        self._filler.chunks.lost, self._filler.chunks.awaited = self._pull_again, self.sight.await_pull
         self._start = start
         """None for a view that an earlier agent mounted."""
         total = start.traces.prefetched if start is not None else Counter[str]()
@@ -423,6 +423,7 @@ async def _arrange(view: LazyView, bootstrap: Bootstrap, manifest: Manifest) -> 
         whereabouts = await asyncio.to_thread(forecast_by_bootstrap, view._store, manifest, chunks, layout)
     except P2PDistError as error:
         logger.warning("readers of %s wait for its lists of files: %s", view._reference, error)
+        view.sight.unforeseen.set()
         return
     if view.layout is None and not view.sight.gone.is_set():
         view.layout = layout
@@ -431,6 +432,8 @@ async def _arrange(view: LazyView, bootstrap: Bootstrap, manifest: Manifest) -> 
         view.sight.end("arranged")
         if whereabouts.sources:
             _place(view, whereabouts, "foreseen")
+        else:
+            view.sight.unforeseen.set()
 
 
 async def _replace(view: LazyView, manifest: Manifest, packs: Sequence[Pack], layout: DeviceLayout) -> None:
@@ -493,13 +496,16 @@ async def _shown(view: LazyView) -> None:
 
 
 async def _started(view: LazyView) -> None:
-    """Return once a view is mounted and its readers have waited for nothing for QUIET_S, or soon:
-    to compute what is missing takes the processor from them."""
+    """Return once a view is mounted and its readers have waited for nothing for QUIET_S, or wait
+    for what the pull is to compute, or soon: to compute that takes the processor from them."""
     await _shown(view)
     with suppress(TimeoutError):
         async with asyncio.timeout(SHOWN_S_MAX):
-            while (left := view.readers.quiet_in(QUIET_S)) > 0:  # noqa: ASYNC110 # seldom, and not for long
-                await asyncio.sleep(left)
+            while (left := view.readers.quiet_in(QUIET_S)) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await view.sight.unforeseen.wait()
+                        return
 
 
 async def _follow(view: LazyView) -> None:
