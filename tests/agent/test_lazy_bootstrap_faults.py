@@ -9,6 +9,7 @@ import random
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from p2pdist.agent.lazy.bootstrap import bring_lists
 from p2pdist.agent.lazy.readers import Stalls
 from p2pdist.agent.lazy.view import LazyView
 from p2pdist.agent.pull.packages import Package
+from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.core.demand.reading_queue import Reading
 from p2pdist.model.bootstrap import Bootstrap, bootstrap_of, decode_bootstrap, encode_bootstrap
 from p2pdist.model.device import Cells, DeviceLayout
@@ -44,6 +46,10 @@ CELLS = Cells(headed=True)
 PATIENCE_S = 20.0
 REFERENCE = parse_reference("app:v1")
 SIZES = {"a": 3000, "b": 2000, "c": 500, "large": 20 << 20}
+
+
+def piece_list(layout: LocalLayout, blob: Descriptor) -> PieceList:
+    return PieceList.decode(layout.blob_path(blob.pieces_digest).read_bytes())
 
 
 class Coming:
@@ -74,7 +80,7 @@ class Host:
 
     async def fetch(self, layer: Descriptor, priority: Priority, selection: Selection | None) -> tuple[Blob, Any]:
         await self.held.wait()
-        pieces = PieceList.decode(self.layout.blob_path(layer.pieces_digest).read_bytes())
+        pieces = piece_list(self.layout, layer)
         blob = self.store.get(layer.digest) or self.store.begin(layer.digest, pieces)
         return blob, Coming(blob, self.layout.blob_path(layer.digest).read_bytes())
 
@@ -83,10 +89,9 @@ class Host:
         self.pulled.set()
         return SimpleNamespace(task=asyncio.create_task(asyncio.Event().wait()), status=Absent, error=None)
 
-    def view(self, bootstrap: Bootstrap) -> LazyView:
+    def view(self, bootstrap: Bootstrap, pulls: Any = None) -> LazyView:
         """A view that is mounted by a bootstrap, as far as it needs no kernel for that."""
-        pulls: Any = self
-        view = LazyView(self.store, pulls, self, str(REFERENCE), PATIENCE_S, Stalls(), CELLS)
+        view = LazyView(self.store, pulls or self, self, str(REFERENCE), PATIENCE_S, Stalls(), CELLS)
         with (self.directory / DEVICE).open("wb") as device:
             device.truncate(CELLS.file_size(bootstrap.size))
         view._filler.device.take(os.open(self.directory / DEVICE, os.O_RDWR), os.open(os.devnull, os.O_RDONLY))
@@ -192,5 +197,37 @@ async def test_a_reader_of_what_a_bootstrap_does_not_tell_waits_for_no_quiet(
         assert not reading.done() and not view.readers.stalls.refused
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
+    await view.close()
+    host.store.close()
+
+
+class Brought(Host):
+    """A host to which blobs come whole."""
+
+    async def fetch(self, layer: Descriptor, priority: Priority, selection: Selection | None) -> tuple[Blob, Any]:
+        assert selection is None
+        blob, coming = await super().fetch(layer, priority, selection)
+        await coming.demand(range(blob.layout.count))
+        return blob, None
+
+
+async def test_a_package_that_was_shown_by_its_bootstrap_is_here_by_its_tag(tmp_path: Path) -> None:
+    """What is pulled is the version that is shown, by its digest: the tag may have moved. People
+    list and remove the package by the tag."""
+    layout, package = await packed(tmp_path)
+    host = Brought(tmp_path, layout, package)
+    by_digest = replace(package, reference=parse_reference(f"app@{package.digest}"))
+
+    async def find(reference: Any, note: Any) -> Package:
+        return by_digest
+
+    pieces = partial(piece_list, layout)
+    packages: Any = SimpleNamespace(find=find, pieces=pieces)
+    view = host.view(bootstrap_in(layout, package), Pulls(host.store, packages, host))
+    view.sight.show()
+    await settled(view._pulled)
+    records = {record.reference: record.manifest_digest for record in host.store.packages.list()}
+    assert records == {"app:v1": package.digest, f"app@{package.digest}": package.digest}
+    assert view.layers and not view._filler.chunks.whereabouts.replaced
     await view.close()
     host.store.close()

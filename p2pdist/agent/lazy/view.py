@@ -284,6 +284,7 @@ class LazyView:
             self._holds.push(holds.pop_all())
         if self.stated_size is not None:
             await self._know(package)
+            await asyncio.to_thread(_record, self._store, self.known.result())
         _place(self, replace(self._filler.chunks.whereabouts, replaced=None), "located")
         if not self.known.done():
             self.known.set_result(None)
@@ -413,6 +414,15 @@ class LazyView:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _record(store: BlobStore, package: Package | None) -> None:
+    """Note that a package was used here by its tag, of which a pull by digest knows nothing. In a
+    thread."""
+    if package is not None:
+        told = store.tags.get(str(package.reference))
+        if told is None or told.digest == package.digest:  # else it has moved since
+            store.packages.record(str(package.reference), package.digest)
 
 
 async def _arrange(view: LazyView, bootstrap: Bootstrap, manifest: Manifest) -> None:
