@@ -20,19 +20,22 @@ from p2pdist.agent.lazy import view as lazy_view
 from p2pdist.agent.lazy.bootstrap import bring_lists
 from p2pdist.agent.lazy.readers import Stalls
 from p2pdist.agent.lazy.view import LazyView
+from p2pdist.agent.mounts import PackageMounts
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.core.demand.reading_queue import Reading
 from p2pdist.model.bootstrap import Bootstrap, bootstrap_of, decode_bootstrap, encode_bootstrap
 from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Corrupt
+from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.model.manifest import PACK_TYPE, Config, Descriptor, decode_manifest, parse_reference
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection
 from p2pdist.model.tree import ChunkList, File, content_hash
 from p2pdist.mount.erofs.writer import device_image
+from p2pdist.mount.lazy.fill_method import FANOTIFY
+from p2pdist.mount.lazy.view import LazyPackage, _write_images
 from p2pdist.mount.supervisor.protocol import DEVICE
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import pack
@@ -230,4 +233,34 @@ async def test_a_package_that_was_shown_by_its_bootstrap_is_here_by_its_tag(tmp_
     assert records == {"app:v1": package.digest, f"app@{package.digest}": package.digest}
     assert view.layers and not view._filler.chunks.whereabouts.replaced
     await view.close()
+    host.store.close()
+
+
+async def test_a_bootstrap_with_broken_images_is_no_reason_not_to_show_a_package(tmp_path: Path) -> None:
+    """What is broken is the packer's work, and shows late: the package is shown eagerly."""
+    layout, package = await packed(tmp_path)
+    bootstrap = bootstrap_in(layout, package)
+    broken = replace(bootstrap, images=(replace(bootstrap.images[0], size=bootstrap.images[0].size + 1),))
+    host = Host(tmp_path, layout, package)
+    view = host.view(broken)
+
+    async def opened(*_: Any, **__: Any) -> Any:
+        return view, package
+
+    async def package_of(view: LazyView) -> LazyPackage:
+        assert view.bootstrap is not None
+        return LazyPackage(view.bootstrap.images, view.bootstrap, PATIENCE_S)
+
+    async def fill_method(manifest: Any) -> Any:
+        return FANOTIFY
+
+    async def mount(*_: Any, show: Any, **__: Any) -> Any:
+        await asyncio.to_thread(_write_images, show.args[0], tmp_path, FANOTIFY)
+
+    lazy: Any = SimpleNamespace(open=opened, package_of=package_of, fill_method=fill_method)
+    mounts: Any = SimpleNamespace(hold_inherited=lambda _: None, mount=mount, finish=asyncio.ensure_future)
+    shown = PackageMounts(host.store, Absent, mounts, lazy)
+    with pytest.raises(Conflict) as conflict:
+        await shown._show_lazily(view, package, Absent, None)
+    assert "another size" in conflict.value.details["eager"] and view.sight.gone.is_set()
     host.store.close()
