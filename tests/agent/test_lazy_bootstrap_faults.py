@@ -15,19 +15,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lazy_rig import FetchedPack
 
 from p2pdist.agent.lazy import view as lazy_view
 from p2pdist.agent.lazy.bootstrap import bring_lists
+from p2pdist.agent.lazy.chunks import Chunks, Whereabouts
 from p2pdist.agent.lazy.readers import Stalls
 from p2pdist.agent.lazy.view import LazyView
 from p2pdist.agent.mounts import PackageMounts
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.core.demand.reading_queue import Reading
-from p2pdist.model.bootstrap import Bootstrap, bootstrap_of, decode_bootstrap, encode_bootstrap
-from p2pdist.model.device import Cells, DeviceLayout
+from p2pdist.model.bootstrap import NAME_BYTES, Bootstrap, bootstrap_of, decode_bootstrap, encode_bootstrap
+from p2pdist.model.device import Cells, DeviceChunk, DeviceLayout
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Conflict, Corrupt
+from p2pdist.model.errors import Conflict, Corrupt, NotFound
 from p2pdist.model.manifest import PACK_TYPE, Config, Descriptor, decode_manifest, parse_reference
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceList
@@ -264,3 +266,30 @@ async def test_a_bootstrap_with_broken_images_is_no_reason_not_to_show_a_package
         await shown._show_lazily(view, package, Absent, None)
     assert "another size" in conflict.value.details["eager"] and view.sight.gone.is_set()
     host.store.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_reader_that_knows_a_short_name_asks_again_by_the_full_one(tmp_path: Path, *, waits: bool) -> None:
+    """Where names change between its look among objects and among packs it does not wait for what
+    the pull computes, and what it asked for is not taken for lost: all would be pulled again."""
+    data, store, lost = b"content" * 99, BlobStore(tmp_path), list[None]()
+    name = content_hash(data)
+    pool = FetchedPack(store, [data])
+    chunks = Chunks(store, pool)
+    chunks.lost = partial(lost.append, None)
+    early = Whereabouts(replaced=asyncio.Event(), name_bytes=NAME_BYTES)
+    late = replace(pool.whereabouts, replaced=asyncio.Event())
+    chunks.whereabouts = early if waits else late
+    reading = asyncio.create_task(chunks.read(DeviceChunk(0, name[:NAME_BYTES], 0, name[:NAME_BYTES], len(data))))
+    if waits:
+        awaited = asyncio.Event()
+        chunks.awaited = awaited.set
+        await settled(awaited)
+        chunks.whereabouts = late
+        assert early.replaced is not None
+        early.replaced.set()
+    with pytest.raises(NotFound, match="full name"):
+        async with asyncio.timeout(PATIENCE_S):
+            await reading
+    assert not lost and await chunks.read(DeviceChunk(0, name, 0, name, len(data))) == data
+    store.close()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
 
 from p2pdist.agent.lazy.chunks import Whereabouts
@@ -104,7 +105,7 @@ def forecast_by_bootstrap(
     listed = [_Pack(descriptors[placed.pack].size, placed) for placed in chunks if placed.pack in descriptors]
     if any(max(map(int.__add__, pack.offsets, pack.stored)) > pack.size for pack in listed):
         raise Corrupt("a bootstrap lists a chunk outside its pack", remedy="Pack it again")
-    return _certain(store, descriptors, listed, wanted)
+    return replace(_certain(store, descriptors, listed, wanted), name_bytes=NAME_BYTES)
 
 
 def _packs_of(manifest: Manifest) -> dict[Digest, Descriptor]:
