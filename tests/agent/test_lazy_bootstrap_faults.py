@@ -96,7 +96,8 @@ class Host:
 
     def view(self, bootstrap: Bootstrap, pulls: Any = None) -> LazyView:
         """A view that is mounted by a bootstrap, as far as it needs no kernel for that."""
-        view = LazyView(self.store, pulls or self, self, str(REFERENCE), PATIENCE_S, Stalls(), CELLS)
+        shared: Any = pulls or self
+        view = LazyView(self.store, shared, self, str(REFERENCE), PATIENCE_S, Stalls(), CELLS)
         with (self.directory / DEVICE).open("wb") as device:
             device.truncate(CELLS.file_size(bootstrap.size))
         view._filler.device.take(os.open(self.directory / DEVICE, os.O_RDWR), os.open(os.devnull, os.O_RDONLY))
@@ -228,7 +229,8 @@ async def test_a_package_that_was_shown_by_its_bootstrap_is_here_by_its_tag(tmp_
 
     pieces = partial(piece_list, layout)
     packages: Any = SimpleNamespace(find=find, pieces=pieces)
-    view = host.view(bootstrap_in(layout, package), Pulls(host.store, packages, host))
+    fetcher: Any = host
+    view = host.view(bootstrap_in(layout, package), Pulls(host.store, packages, fetcher))
     view.sight.show()
     await settled(view._pulled)
     records = {record.reference: record.manifest_digest for record in host.store.packages.list()}
