@@ -27,10 +27,11 @@ from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.core.demand.reading_queue import Reading
 from p2pdist.model.bootstrap import NAME_BYTES, Bootstrap, bootstrap_of, decode_bootstrap, encode_bootstrap
+from p2pdist.model.catalog import Catalog, Pack, record
 from p2pdist.model.device import Cells, DeviceChunk, DeviceLayout
-from p2pdist.model.digest import Digest, parse_digest
+from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound
-from p2pdist.model.manifest import PACK_TYPE, Config, Descriptor, decode_manifest, parse_reference
+from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Config, Descriptor, Manifest, decode_manifest, parse_reference
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection
@@ -41,8 +42,8 @@ from p2pdist.mount.lazy.view import LazyPackage, _write_images
 from p2pdist.mount.supervisor.protocol import DEVICE
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import pack
-from p2pdist.package.tree.bootstrap import Bootstrapping
-from p2pdist.package.tree.diff import read_trees
+from p2pdist.package.tree.bootstrap import Bootstrapping, _encoded
+from p2pdist.package.tree.diff import Trees, read_trees
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 
@@ -295,3 +296,20 @@ async def test_a_reader_that_knows_a_short_name_asks_again_by_the_full_one(tmp_p
             await reading
     assert not lost and await chunks.read(DeviceChunk(0, name, 0, name, len(data))) == data
     store.close()
+
+
+def test_a_content_that_trees_cut_in_two_ways_is_cut_as_hosts_cut_it() -> None:
+    """Releases may cut otherwise. Of several lists hosts take the last, and compare."""
+    data = random.Random(5).randbytes(5 << 20)
+    content, ways = content_hash(data), [(data[:cut], data[cut:]) for cut in (3 << 20, 2 << 20)]
+    lists = [ChunkList(tuple((content_hash(part), len(part)) for part in way)).encode() for way in ways]
+    chunks = [part for way in ways for part in way]
+    records = b"".join(record(content_hash(part), len(part), len(part)) for part in chunks)
+    pool = Pack(digest_of(b"".join(chunks)), sum(map(len, chunks)), records)
+    layers = [Descriptor(TREE_TYPE, digest_of(bytes([number])), 1) for number in range(2)]
+    manifest = Manifest(Absent, tuple(layers), (), (Descriptor(PACK_TYPE, pool.digest, pool.size),))
+    trees: Any = tuple([File(b"file", 0o644, 0, len(data), content, content_hash(encoded))] for encoded in lists)
+    encoded = _encoded(Trees(manifest, trees, (Catalog((), tuple(lists), (pool,)),)), device_image)
+    assert encoded is not None
+    stated, _ = decode_bootstrap(encoded).contents()
+    assert DeviceLayout({content: len(data)}, {content: lists[1]}).agrees_with(stated)
