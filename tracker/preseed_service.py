@@ -24,7 +24,7 @@ from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, Usag
 from p2pdist.model.fleet import Assignment, Ranked, RoleHosts
 from p2pdist.model.hub import HubReference, is_hub, parse_hub
 from p2pdist.model.image import ImageReference, is_image, package_reference, parse_image
-from p2pdist.model.manifest import Reference, decode_manifest, parse_reference
+from p2pdist.model.manifest import Reference, decode_manifest, is_bootstrap, parse_reference
 from p2pdist.model.messages import Keep, Kept, Release, Spares
 from p2pdist.model.platform import Platform, parse_platform
 from p2pdist.model.preseed import (
@@ -175,7 +175,8 @@ class PreseedService:
         self.candidates: Callable[[Parts], Awaitable[Affinity]] = self._own_view
         """Says what all trackers know of the hosts that need some blobs, where
         `core.asks_others`."""
-        self._parts: OrderedDict[Digest, dict[Digest, int]] = OrderedDict()
+        self._parts: OrderedDict[Digest, tuple[tuple[Digest, ...], dict[Digest, int]]] = OrderedDict()
+        """By manifest; `_parts`."""
         self._answers = _Answers()
 
     def now(self) -> float:
@@ -442,15 +443,21 @@ class PreseedService:
             raise UsageError("a package is the same on all platforms", remedy="Give a platform for docker://... alone")
         reference, content = parse_reference(text), self._sessions.content
         digest = (await content.resolve(reference)).digest
-        parts = self._parts.pop(digest, None)
-        if parts is None:
-            manifest = decode_manifest(await content.manifest(digest))
-            parts = {blob.digest: blob.size for blob in manifest.blobs}
-        self._parts[digest] = parts
-        self._sessions.fleet.policies.note(reference, digest, parts)
+        if digest not in self._parts:
+            self._parts[digest] = await _parts(content, digest)
+        self._parts.move_to_end(digest)
+        named, parts = self._parts[digest]
+        self._sessions.fleet.policies.note(reference, digest, named)
         while len(self._parts) > PACKAGES_REMEMBERED_MAX:
             self._parts.popitem(last=False)
         return str(Reference(reference.name, digest=digest)), parts
+
+
+async def _parts(content: Content, digest: Digest) -> tuple[tuple[Digest, ...], dict[Digest, int]]:
+    """The blobs that a manifest names, and those that a host needs, with their sizes: no bootstrap,
+    which a host that has all contents of the package never fetches."""
+    blobs = decode_manifest(await content.manifest(digest)).blobs
+    return tuple(blob.digest for blob in blobs), {blob.digest: blob.size for blob in blobs if not is_bootstrap(blob)}
 
 
 def _summary(record: PreseedRecord, tally: Tally) -> PreseedSummary:

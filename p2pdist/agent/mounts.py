@@ -178,7 +178,7 @@ class PackageMounts:
             )
         except BaseException as error:
             await view.close()
-            if isinstance(error, Unavailable):
+            if isinstance(error, Unavailable | Corrupt):  # Corrupt: images of the bootstrap are broken
                 raise eager(error.what) from error
             raise
         self._serve(shown.path, partial(self._lazy.mounted, shown.path, view))

@@ -169,9 +169,23 @@ class DeviceLayout:
         as far as they are known."""
         return self._cut
 
-    def agrees_with(self, other: DeviceLayout) -> bool:
-        """Whether contents lie in the same blocks there, whatever their names."""
-        return (self._firsts, self.blocks, self.arrangement) == (other._firsts, other.blocks, other.arrangement)
+    def agrees_with(self, stated: DeviceLayout) -> bool:
+        """Whether the same contents, cut into the same chunks, lie in the same places there, where
+        all may have short names."""
+        mine, theirs = (
+            (self._firsts, self.blocks, self.arrangement),
+            (stated._firsts, stated.blocks, stated.arrangement),
+        )
+        if mine != theirs or list(self._sizes.values()) != list(stated._sizes.values()):
+            return False
+        for content, short in zip(self._contents, stated._contents, strict=True):
+            if not content.startswith(short):
+                return False
+            if content in self._lists or short in stated._cut:
+                (offsets, names), (others, shorts) = self._divided(content), stated._divided(short)
+                if offsets != others or not all(map(bytes.startswith, names, shorts)):
+                    return False
+        return True
 
     def first_blocks(self) -> dict[bytes, int]:
         """The block at which each content begins."""
@@ -223,13 +237,18 @@ class DeviceLayout:
         return self._begins[content]
 
     def _cuts(self, content: bytes) -> tuple[list[int], list[bytes]]:
-        """Where the chunks of a content begin, its end behind them, and their names."""
+        """Where the chunks of a content begin, its end behind them, and their names. Those of one
+        that is several are kept."""
+        if content in self._lists and content not in self._cut:
+            self._cut[content] = self._divided(content)
+        return self._divided(content)
+
+    def _divided(self, content: bytes) -> tuple[list[int], list[bytes]]:
+        """As `_cuts`, and nothing is kept."""
+        if content in self._cut:
+            return self._cut[content]
         encoded = self._lists.get(content)
-        if encoded is None and content not in self._cut:
+        if encoded is None:
             return [0, self._sizes[content]], [content]
-        if content not in self._cut:
-            assert encoded is not None
-            chunks = ChunkList.decode(encoded).chunks
-            offsets = list(accumulate((length for _, length in chunks), initial=0))
-            self._cut[content] = offsets, [chunk for chunk, _ in chunks]
-        return self._cut[content]
+        chunks = ChunkList.decode(encoded).chunks
+        return list(accumulate((length for _, length in chunks), initial=0)), [chunk for chunk, _ in chunks]

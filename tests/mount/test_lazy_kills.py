@@ -18,7 +18,7 @@ from lazy_marks import needs_events
 from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.tree import File, content_hash
-from p2pdist.mount.lazy.view import LazyPackage, mount_lazy, supervise, view_directory
+from p2pdist.mount.lazy.view import LazyPackage, mount_lazy, stand_by_for, supervise, view_directory
 from p2pdist.mount.supervisor.protocol import ANSWER, FAULT, NOTICE, ORDER, Notice, connect
 from p2pdist.mount.views import unmount_view
 
@@ -167,3 +167,21 @@ def test_random_kills_of_all_processes_leave_no_wrong_byte(tmp_path: Path, views
         view.close()
         views.remove(view)
     assert right and refused, "the kills came too early or too late"
+
+
+def test_a_program_that_stood_by_and_was_killed_is_replaced(tmp_path: Path) -> None:
+    """Nothing keeps it from being killed before it has anything to do, and the view is none the
+    worse for it."""
+    data = b"content" * 999
+    layout = DeviceLayout({content_hash(data): len(data)}, {})
+    entries = (File(b"file", 0o644, 0, len(data), content_hash(data)),)
+    stand_by = stand_by_for(tmp_path, LIMIT_S)
+    try:
+        os.kill(stand_by._process.pid, signal.SIGKILL)
+        while stand_by.waits:
+            time.sleep(0.01)
+        mount_lazy(LazyPackage((entries,), layout, LIMIT_S), tmp_path / "view", work=tmp_path, stand_by=stand_by)
+        assert (tmp_path / "view/file").stat().st_size == len(data)
+        unmount_view(tmp_path / "view", work=tmp_path)
+    finally:
+        stand_by.close()

@@ -24,7 +24,7 @@ from waits import until
 from p2pdist.cli.verbs.slurm.job import Job
 from p2pdist.cli.verbs.slurm.prolog import _order, _Settings
 from p2pdist.model.digest import Digest
-from p2pdist.model.manifest import parse_reference
+from p2pdist.model.manifest import is_bootstrap, parse_reference
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
     Hello,
@@ -35,7 +35,11 @@ from p2pdist.model.messages import (
     decode_from_tracker,
     encode,
 )
+from p2pdist.mount.erofs.writer import device_image
 from p2pdist.origin.drivers import open_origin
+from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.pack import pack
+from p2pdist.package.tree.bootstrap import Bootstrapping
 from tracker import preseed_service as module
 from tracker.content import Content
 from tracker.core.fleet import Fleet
@@ -338,6 +342,23 @@ async def test_ranking(layout: Path, blobs: list[Digest]) -> None:
             ({"packages": packages, "hosts": ["h1"], "selector": "zone=a"}, 400),
         ):
             assert (await at.ask("POST", "/v1/rank", body))[0] == status, body
+
+
+async def test_a_bootstrap_is_nothing_that_a_host_needs(tmp_path: Path) -> None:
+    """A host that has pulled the package has not fetched it, and would rank as lacking something
+    for ever."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_bytes(bytes(SIZE))
+    layout, reference = LocalLayout(tmp_path / "layout"), parse_reference("app:v1")
+    how = Bootstrapping(device_image, always=True)
+    made = await pack(tmp_path / "source", reference, layout, format="tree", bootstrapping=how)
+    sizes = [(blob.size, is_bootstrap(blob)) for blob in (*made.layers, *made.parts)]
+    assert [bootstrap for _, bootstrap in sizes].count(True) == 1
+    async with tracker(tmp_path / "layout") as at:
+        for _ in range(2):  # then it is remembered
+            status, found = await at.ask("POST", "/v1/rank", {"packages": ["app:v1"], "hosts": ["h1"]})
+            assert status == 200, found
+            assert found[0]["bytes_missing"] == sum(size for size, bootstrap in sizes if not bootstrap)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.messages import Priority
+from p2pdist.model.pieces import HASH_SIZE
 from p2pdist.model.selection import Selection
 from p2pdist.model.tree import content_hash
 from p2pdist.store.blobs.blob import Blob
@@ -59,6 +60,8 @@ class Whereabouts:
     sources: Sources = field(default_factory=dict)
     replaced: asyncio.Event | None = None
     """Set once others, which know all chunks, have taken the place of these; None: these do."""
+    name_bytes: int = HASH_SIZE
+    """How much of their names they know chunks by."""
 
     @classmethod
     def of(cls, incomplete: Sequence[Missing], sources: Sources) -> Whereabouts:
@@ -169,11 +172,11 @@ class Chunks:
     async def _from_pack(self, chunk: DeviceChunk, reading: Reading | None) -> bytes:
         """The chunk from its pack, whose pieces are fetched where they are not here. Raises
         P2PDistError."""
-        located = self.whereabouts.packs.get(chunk.chunk)
+        located = self._located(chunk)
         if located is None and self.whereabouts.replaced is not None:
             self.awaited()
             await self.whereabouts.replaced.wait()
-            located = self.whereabouts.packs.get(chunk.chunk)
+            located = self._located(chunk)
             if located is None and (data := await asyncio.to_thread(self.from_objects, chunk)) is not None:
                 return data
         source = self.whereabouts.sources.get(located[0]) if located is not None else None
@@ -196,6 +199,14 @@ class Chunks:
             if pull is not None:  # it does not know that pieces are gone: the next one will
                 pull.reject(damaged(blob))
         raise Corrupt(f"the pack {pack} is wrong on the disk again and again", remedy="See dmesg for the disk")
+
+    def _located(self, chunk: DeviceChunk) -> tuple[Digest, Stored] | None:
+        """In which pack the chunk is, and where. Raises NotFound for one that was asked for by a
+        short name, and has its full one by now: it is not lost, and to be asked for again."""
+        located = self.whereabouts.packs.get(chunk.chunk)
+        if located is None and len(chunk.chunk) < self.whereabouts.name_bytes:
+            raise NotFound(f"the content {chunk.content.hex()} has its full name by now", remedy="Read it again")
+        return located
 
     def _read(self, blob: Blob, start: int, pack: Digest, stored: Stored) -> bytes | None:
         """A chunk of a pack that begins at `start` of a blob. None where pieces are not here, or

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
 
 from p2pdist.agent.lazy.chunks import Whereabouts
@@ -20,6 +21,7 @@ from p2pdist.model.bootstrap import NAME_BYTES, PlacedChunks
 from p2pdist.model.catalog import Pack, Stored
 from p2pdist.model.device import DeviceLayout
 from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt
 from p2pdist.model.manifest import PACK_TYPE, Descriptor, Manifest
 from p2pdist.model.tree import ChunkList
 from p2pdist.store.store import BlobStore
@@ -91,18 +93,20 @@ def forecast_by_bootstrap(
 ) -> Whereabouts:
     """Where chunks of a package come from whose bootstrap says so of these `chunks`. By a short
     name nothing is taken from an object: it only says that one with this name is here, so that the
-    pull may not need the chunk. In a thread."""
+    pull may not need the chunk. Raises Corrupt where one lies outside its pack. In a thread."""
     objects, descriptors = store.objects, _packs_of(manifest)
     listed = [_Pack(descriptors[placed.pack].size, placed) for placed in chunks if placed.pack in descriptors]
-    if not objects.sizes:  # as on a new host: all is wanted, and no chunk is in two packs
-        return _certain(store, descriptors, listed, None)
-    here = {content[:NAME_BYTES] for content in tuple(objects.sizes)}
-    wanted = set(layout.contents).difference(layout.cuts, here)
-    if not objects.chunk_lists():
-        for content, (_, names) in layout.cuts.items():
-            if content not in here:
-                wanted.update(names)
-    return _certain(store, descriptors, listed, wanted)
+    if any(max(map(int.__add__, pack.offsets, pack.stored)) > pack.size for pack in listed):
+        raise Corrupt("a bootstrap lists a chunk outside its pack", remedy="Pack it again")
+    wanted: set[bytes] | None = None
+    if objects.sizes:  # else all is wanted, as on a new host, and no chunk is in two packs
+        here = {content[:NAME_BYTES] for content in tuple(objects.sizes)}
+        wanted = set(layout.contents).difference(layout.cuts, here)
+        if not objects.chunk_lists():
+            for content, (_, names) in layout.cuts.items():
+                if content not in here:
+                    wanted.update(names)
+    return replace(_certain(store, descriptors, listed, wanted), name_bytes=NAME_BYTES)
 
 
 def _packs_of(manifest: Manifest) -> dict[Digest, Descriptor]:

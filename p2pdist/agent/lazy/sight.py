@@ -33,6 +33,8 @@ class Sight:
     """Whether there is a trace of its start."""
     prepared: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once what the trace names has come, or a reader waits for what the pull is to compute."""
+    unforeseen: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once a reader waits for what the pull is to compute, or will where one comes."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its readers are served no more."""
     _known_at: float = 0.0
@@ -40,6 +42,11 @@ class Sight:
     def end(self, step: str) -> None:
         """A step of the start has ended."""
         self.steps.setdefault(step, round(time.monotonic() - self.begun, 4))
+
+    def await_pull(self) -> None:
+        """A reader waits for what the pull is to compute."""
+        self.prepared.set()
+        self.unforeseen.set()
 
     def know(self, bytes_metadata: int = 0) -> None:
         """The metadata is here: so many bytes of it, or what the pull has brought."""

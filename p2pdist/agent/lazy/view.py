@@ -167,7 +167,7 @@ class LazyView:
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
         self._fetcher = fetcher
         self._filler = Filler(store, fetcher)
-        self._filler.chunks.lost, self._filler.chunks.awaited = self._pull_again, self.sight.prepared.set
+        self._filler.chunks.lost, self._filler.chunks.awaited = self._pull_again, self.sight.await_pull
         self._start = start
         """None for a view that an earlier agent mounted."""
         total = start.traces.prefetched if start is not None else Counter[str]()
@@ -284,6 +284,7 @@ class LazyView:
             self._holds.push(holds.pop_all())
         if self.stated_size is not None:
             await self._know(package)
+            await asyncio.to_thread(_record, self._store, self.known.result())
         _place(self, replace(self._filler.chunks.whereabouts, replaced=None), "located")
         if not self.known.done():
             self.known.set_result(None)
@@ -415,6 +416,15 @@ class LazyView:
         task.add_done_callback(self._tasks.discard)
 
 
+def _record(store: BlobStore, package: Package | None) -> None:
+    """Note that a package was used here by its tag, of which a pull by digest knows nothing. In a
+    thread."""
+    if package is not None:
+        told = store.tags.get(str(package.reference))
+        if told is None or told.digest == package.digest:  # else it has moved since
+            store.packages.record(str(package.reference), package.digest)
+
+
 async def _arrange(view: LazyView, bootstrap: Bootstrap, manifest: Manifest) -> None:
     """Compute from its bootstrap where contents of a view lie, and come from."""
     await view.sight.over.wait()  # it would take the processor from what mounts it
@@ -423,6 +433,7 @@ async def _arrange(view: LazyView, bootstrap: Bootstrap, manifest: Manifest) -> 
         whereabouts = await asyncio.to_thread(forecast_by_bootstrap, view._store, manifest, chunks, layout)
     except P2PDistError as error:
         logger.warning("readers of %s wait for its lists of files: %s", view._reference, error)
+        view.sight.unforeseen.set()
         return
     if view.layout is None and not view.sight.gone.is_set():
         view.layout = layout
@@ -431,13 +442,20 @@ async def _arrange(view: LazyView, bootstrap: Bootstrap, manifest: Manifest) -> 
         view.sight.end("arranged")
         if whereabouts.sources:
             _place(view, whereabouts, "foreseen")
+        else:
+            view.sight.unforeseen.set()
 
 
 async def _replace(view: LazyView, manifest: Manifest, packs: Sequence[Pack], layout: DeviceLayout) -> None:
     """Have chunks named in full from now on, as the new layout names them, and in their places.
-    Raises Corrupt where contents lie elsewhere by the bootstrap: then readers get nothing more."""
+    Raises Corrupt where other contents lie there by the bootstrap: then readers get nothing
+    more."""
     whereabouts = await asyncio.to_thread(forecast, view._store, manifest, packs, layout)
-    if layout.size != view.stated_size or not (view.layout is None or layout.agrees_with(view.layout)):
+    compared, agree = None, layout.size == view.stated_size
+    while agree and view.layout is not compared:  # the bootstrap's may have become known meanwhile
+        compared = view.layout
+        agree = compared is None or await asyncio.to_thread(layout.agrees_with, compared)
+    if not agree:
         view._arranged.clear()
         raise Corrupt("its bootstrap and its trees contradict each other", remedy="Pack it again and mount that")
     _place(view, whereabouts, "foreseen")
@@ -488,13 +506,16 @@ async def _shown(view: LazyView) -> None:
 
 
 async def _started(view: LazyView) -> None:
-    """Return once a view is mounted and its readers have waited for nothing for QUIET_S, or soon:
-    to compute what is missing takes the processor from them."""
+    """Return once a view is mounted and its readers have waited for nothing for QUIET_S, or wait
+    for what the pull is to compute, or soon: to compute that takes the processor from them."""
     await _shown(view)
     with suppress(TimeoutError):
         async with asyncio.timeout(SHOWN_S_MAX):
-            while (left := view.readers.quiet_in(QUIET_S)) > 0:  # noqa: ASYNC110 # seldom, and not for long
-                await asyncio.sleep(left)
+            while (left := view.readers.quiet_in(QUIET_S)) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await view.sight.unforeseen.wait()
+                        return
 
 
 async def _follow(view: LazyView) -> None:

@@ -100,6 +100,11 @@ class StandBy:
             words, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
         )
 
+    @property
+    def waits(self) -> bool:
+        """Whether it can begin; not once it was killed, as where memory runs out."""
+        return self._process.poll() is None
+
     def begin(self) -> subprocess.Popen[bytes]:
         """Have it supervise the device, which is there now; it ends with 0 once it does."""
         assert self._process.stdin is not None
@@ -149,7 +154,7 @@ def supervise(
     words = [sys.executable, "-P", "-m", (method or method_of(directory)).module, str(directory), str(limit_s)]
     words += map(str, held)
     with (directory / LOG).open("ab") as log:
-        if stand_by is not None and method is FANOTIFY:
+        if stand_by is not None and method is FANOTIFY and stand_by.waits:
             process = stand_by.begin()
         else:
             process = subprocess.Popen(

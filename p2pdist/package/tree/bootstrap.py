@@ -95,12 +95,12 @@ def _encoded(trees: Trees, draw: Draw) -> bytes | None:
     known = {content_hash(data): data for catalog in trees.catalogs for data in catalog.chunk_lists}
     for entries in trees.layers:
         for file in entries:
-            if type(file) is File and file.size and file.content not in sizes:
-                sizes[file.content] = file.size
+            if type(file) is File and file.size:
+                sizes.setdefault(file.content, file.size)
                 if file.chunks:
                     if file.chunks not in known:
                         raise Corrupt("a chunk list of the package is in none of its catalogs", remedy="Pack it again")
-                    lists[file.content] = known[file.chunks]
+                    lists[file.content] = known[file.chunks]  # of several the last, as where it is shown
     try:
         layout = DeviceLayout(sizes, lists)
     except TooLarge:
