@@ -139,7 +139,7 @@ class Bootstrap:
 
     def contents(self) -> tuple[DeviceLayout, tuple[PlacedChunks, ...]]:
         """Where contents lie in the device, and where chunks lie in packs. Contents and chunks have
-        short names. Raises Corrupt. Of many files it takes longer than all else here."""
+        short names. Raises Corrupt, TooLarge. Of many files it takes longer than all else here."""
         plain = _unpacked(self._chunks)
         names = [plain.names[at : at + NAME_BYTES] for at in range(0, len(plain.names), NAME_BYTES)]
         lengths, stored = _from_planes(plain.lengths), _from_planes(plain.stored)
@@ -293,7 +293,7 @@ def _placed(
     firsts = [run.first for run in plain.runs]
     if firsts[:1] != [0] * bool(names) or any(before >= after for before, after in pairwise((*firsts, len(names)))):
         raise Corrupt("a bootstrap does not say where its chunks are")
-    for run, end in zip(plain.runs, (*firsts[1:], len(names)), strict=True):
+    for run, end in zip(plain.runs, (*firsts, len(names))[1:], strict=True):
         if not 0 <= run.pack < len(plain.packs) or run.offset < 0:
             raise Corrupt("a bootstrap names an impossible place in a pack")
         mine = slice(run.first, end)
