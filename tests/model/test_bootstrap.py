@@ -22,6 +22,7 @@ from p2pdist.model.bootstrap import (
     FORMAT,
     NAME_BYTES,
     WINDOW,
+    PackedImage,
     PlacedChunks,
     bootstrap_of,
     decode_bootstrap,
@@ -275,26 +276,36 @@ def read_all(data: bytes) -> None:
     assert all(len(each.names) == len(each.offsets) for each in placed)
 
 
-OUTER = {
+AT_ONCE = {
     "format": put(0, "p2pdist-bootstrap-2"),
     "blocks below 0": put(2, -1),
     "more blocks than a device has": put(2, BLOCKS_MAX),
-    "another device": put(2, lambda blocks: blocks + 1),
-    "other bytes": put(3, lambda count: count - 1),
     "too few images": put(5, lambda images: images[1:]),
     "an image that is none": put(5, 0, b"no frame"),
-    "an image without a size": put(5, 0, zstandard.ZstdCompressor(write_content_size=False).compress(b"data")),
-    "an image of less than it states": put(5, 0, bomb(70_000, 70_001)),
-    "an image of more than it states": put(5, 0, bomb(64 << 20, 70_000)),
-    "an image that was cut": put(5, 0, lambda frame: frame[:-9]),
+    "no array": lambda array: array.clear(),
     "an image that states too much": put(5, 0, bomb(70_000, DECODED_BYTES_MAX)),
     "images that state too much together": put(5, [bomb(70_000, DECODED_BYTES_MAX // 2)] * 2),
+    "an image without a size": put(5, 0, zstandard.ZstdCompressor(write_content_size=False).compress(b"data")),
+}
+"""What is found before anything is decompressed."""
+
+OUTER = {
+    "another device": put(2, lambda blocks: blocks + 1),
+    "other bytes": put(3, lambda count: count - 1),
+    "an image of less than it states": put(5, 0, bomb(70_000, 70_001)),
+    "an image of more than it states": put(5, 0, bomb(64 << 20, 3 << 20)),
+    "an image that was cut": put(5, 0, lambda frame: frame[:-9]),
     "chunks of more than they state": put(6, bomb(64 << 20, 70_000)),
     "chunks of less than they state": put(6, bomb(70_000, 80_000)),
     "chunks with something behind them": put(6, lambda frame: frame + frame),
     "chunks that are none": put(6, compressed(b"no chunks")),
-    "no array": lambda array: array.clear(),
 }
+
+
+@pytest.mark.parametrize("change", AT_ONCE.values(), ids=AT_ONCE.keys())
+def test_one_that_states_what_is_impossible_is_refused_at_once(change: Change) -> None:
+    with pytest.raises(Corrupt):
+        decode_bootstrap(changed(MADE["layers"], change))
 
 
 @pytest.mark.parametrize("change", OUTER.values(), ids=OUTER.keys())
@@ -352,6 +363,26 @@ def test_one_that_says_something_wrong_of_chunks_is_corrupt(change: Change) -> N
     read_all(rechunked(CHUNKED, lambda chunks: None))
     with pytest.raises(Corrupt):
         read_all(rechunked(CHUNKED, change))
+
+
+def test_an_image_gives_no_more_than_its_size() -> None:
+    came = 0
+    with pytest.raises(Corrupt):
+        for each in PackedImage(compressed(bytes(5 << 20)), 70_000).parts():
+            came += len(each)
+    assert came <= 70_000
+
+
+def test_one_that_is_wrong_in_itself_alone_is_corrupt() -> None:
+    """Its device is as large as it states."""
+    with pytest.raises(Corrupt, match="length"):
+        read_all(Made([[CHUNK_MAX + 1]]).encoded())
+    read_all(Made([[CHUNK_MAX]]).encoded())
+    array = msgspec.msgpack.decode(rechunked(CHUNKED, CHUNKS["a name twice"]))
+    array[2] -= 1
+    array[3] -= 5
+    with pytest.raises(Corrupt, match="twice"):
+        read_all(msgspec.msgpack.encode(array))
 
 
 @pytest.mark.parametrize("limit", ["CHUNKS_MAX", "BOOTSTRAP_BYTES_MAX", "DECODED_BYTES_MAX"])
