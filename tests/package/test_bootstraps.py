@@ -14,9 +14,11 @@ from tree_rig import Package, read_back
 
 from p2pdist.agent.lazy.view import layout_of
 from p2pdist.cli.output import contents
+from p2pdist.cli.verbs.pack import Choices, _pack_options
 from p2pdist.model import tree
 from p2pdist.model.bootstrap import BOOTSTRAP_BYTES_MAX, FORMAT, NAME_BYTES, Bootstrap, bootstrap_of, decode_bootstrap
-from p2pdist.model.catalog import decode_chunk
+from p2pdist.model.catalog import Catalog, Pack, decode_chunk, record
+from p2pdist.model.digest import digest_of
 from p2pdist.model.manifest import (
     BOOTSTRAP,
     CATALOG_TYPE,
@@ -34,6 +36,7 @@ from p2pdist.mount.lazy import view as lazy_view
 from p2pdist.mount.lazy.fill_method import FANOTIFY
 from p2pdist.mount.lazy.view import LazyPackage
 from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.layers import Layer, PackOptions, pack_layers
 from p2pdist.package.pack import Packed, pack
 from p2pdist.package.repository.gc import sweep
 from p2pdist.package.repository.push import push
@@ -162,6 +165,15 @@ async def test_a_package_without_contents_has_one_that_can_be_read(layout: Local
     assert (found.size, found.bytes_content) == (0, 0)
 
 
+def test_packs_that_the_package_does_not_name_do_not_count() -> None:
+    """Catalogs list them still."""
+    name, chunks = content_hash(b"data"), [record(content_hash(b"other"), 9, 7), record(content_hash(b"data"), 4, 3)]
+    gone, here = (Pack(digest_of(text), 10, b"".join(chunks)) for text in (b"gone", b"here"))
+    catalogs = [Catalog((), (), (gone,)), Catalog((), (), (here,))]
+    assert bootstraps._places(catalogs, {here.digest})[name] == (here.digest, 7, 3)
+    assert bootstraps._places(catalogs, {gone.digest, here.digest})[name] == (gone.digest, 7, 3)
+
+
 # -- which packages have one
 
 
@@ -224,6 +236,31 @@ async def test_an_image_below_leaves_none(layout: LocalLayout, source: Path, tmp
     await pack(tmp_path / "app", BASE, layout, format="squashfs", bootstrapping=ALWAYS)
     packed = await packed_with(source, layout, base=BASE)
     assert len(packed.layers) == 2 and not bootstraps_in(packed)
+
+
+async def test_a_base_at_the_origin_is_covered_too(layout: LocalLayout, source: Path, tmp_path: Path) -> None:
+    """Its trees are read there."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/file").write_bytes(b"above" * 5000)
+    origin, fresh = LocalLayout(tmp_path / "origin"), LocalLayout(tmp_path / "fresh")
+    await packed_with(source, layout, None, BASE)
+    await push(BASE, layout, origin)
+    packed = await packed_with(tmp_path / "app", fresh, base=BASE, origin=origin)
+    assert packed.digest == (await packed_with(tmp_path / "app", layout, base=BASE)).digest
+    await push(V1, fresh, origin)
+    await check(origin, packed)
+    await fresh.close()
+    await origin.close()
+
+
+async def test_of_several_layers_the_last_one_brings_it(layout: LocalLayout, source: Path) -> None:
+    """None is made that the next layer would drop."""
+    options = PackOptions(bootstrapping=ALWAYS)
+    packed, _ = await pack_layers([Layer(source / "lib", "tree"), Layer(source, "tree")], V1, layout, options)
+    _, found = await check(layout, packed)
+    assert len(found.layers) == 2
+    made = [path for path in (layout.directory / "blobs/sha256").iterdir() if b"p2pdist-bootstrap" in path.read_bytes()]
+    assert [path.name for path in made] == [part.digest.partition(":")[2] for part in bootstraps_in(packed)]
 
 
 @pytest.mark.parametrize("how", [ALWAYS, None], ids=["with", "without"])
@@ -327,12 +364,9 @@ async def test_people_are_told_of_it(source: Path, tmp_path: Path) -> None:
     await layout.close()
 
 
-async def test_a_large_package_has_none_where_it_is_not_wanted(
-    layout: LocalLayout, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bootstraps, "ENTRIES_MIN", 1)
-    assert bootstraps_in(await packed_with(source, layout, USEFUL))
-    assert not bootstraps_in(await packed_with(source, layout, None))
+def test_people_say_whether_a_package_gets_one() -> None:
+    said = {given: _pack_options(Choices(bootstrap=given), None).bootstrapping for given in (None, True, False)}
+    assert said[None] == USEFUL and said[True] == ALWAYS and said[False] is None
 
 
 def test_an_export_is_as_it_was(source: Path, tmp_path: Path) -> None:
