@@ -20,6 +20,7 @@ from p2pdist.model.bootstrap import NAME_BYTES, PlacedChunks
 from p2pdist.model.catalog import Pack, Stored
 from p2pdist.model.device import DeviceLayout
 from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt
 from p2pdist.model.manifest import PACK_TYPE, Descriptor, Manifest
 from p2pdist.model.tree import ChunkList
 from p2pdist.store.store import BlobStore
@@ -91,7 +92,8 @@ def forecast_by_bootstrap(
 ) -> Whereabouts:
     """Where chunks of a package come from whose bootstrap says so of these `chunks`. By a short
     name nothing is taken from an object: it only says that one with this name is here, so that the
-    pull may not need the chunk. In a thread."""
+    pull may not need the chunk. Raises Corrupt for places that a pack does not have. In a
+    thread."""
     objects = store.objects
     here = {content[:NAME_BYTES] for content in tuple(objects.sizes)}
     wanted = set(layout.contents).difference(layout.cuts, here)
@@ -100,7 +102,9 @@ def forecast_by_bootstrap(
             if content not in here:
                 wanted.update(names)
     descriptors = _packs_of(manifest)
-    listed = (_Pack(descriptors[placed.pack].size, placed) for placed in chunks if placed.pack in descriptors)
+    listed = [_Pack(descriptors[placed.pack].size, placed) for placed in chunks if placed.pack in descriptors]
+    if any(max(map(int.__add__, pack.offsets, pack.stored)) > pack.size for pack in listed):
+        raise Corrupt("a bootstrap has chunks behind the end of a pack")
     return _certain(store, descriptors, listed, wanted)
 
 
