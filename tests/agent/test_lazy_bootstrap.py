@@ -181,6 +181,7 @@ async def test_a_bootstrap_is_of_use_where_nothing_of_the_lists_is_here(site: Si
     without = replace(site.manifest, parts=tuple(each for each in site.manifest.parts if each != part))
     assert useful_bootstrap(site.store, without) is None
     await site.fetcher.all_of(root, *site.parts(PACK_TYPE))
+    await site.fetcher.fetch(catalog, "preseed", None)  # it has begun, and nothing of it is here
     assert useful_bootstrap(site.store, site.manifest) == part
     await site.fetcher.all_of(catalog)
     assert useful_bootstrap(site.store, site.manifest) is None
