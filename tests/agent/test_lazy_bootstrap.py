@@ -306,15 +306,18 @@ def shortened(chunks: Sequence[PlacedChunks]) -> list[PlacedChunks]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_foreseen_by_a_bootstrap_is_foreseen_by_catalogs(tmp_path: Path, seed: int) -> None:
-    """The same packs, for the same chunks: of some contents, and chunks of others, objects are
-    here. Most of one pack is, and it is no source."""
+    """The same packs, for the same chunks: of some contents, whole or of several chunks, objects
+    are here. Most of one pack is, and it is no source."""
     drawn, store = random.Random(seed), BlobStore(tmp_path)
     contents = [drawn.randbytes(drawn.randrange(300, 900)) for _ in range(60)]
     sizes = {content_hash(data): len(data) for data in contents}
     lists: dict[bytes, bytes] = {}
-    for _ in range(3):
-        cut = ChunkList(tuple((drawn.randbytes(32), CHUNK_LEAST + number) for number in range(3)))
-        content = drawn.randbytes(32)
+    for number in range(3):
+        parts = [drawn.randbytes(CHUNK_LEAST + length) for length in range(3)]
+        cut = ChunkList(tuple((content_hash(part), len(part)) for part in parts))
+        content = content_hash(b"".join(parts))
+        if seed % 4 == number:
+            assert store.objects.add(content, b"".join(parts))
         sizes[content], lists[content] = sum(length for _, length in cut.chunks), cut.encode()
     layout = DeviceLayout(sizes, lists)
     chunks = [(chunk.chunk, chunk.length, max(1, chunk.length // 3)) for chunk in layout.chunks()]
@@ -332,8 +335,8 @@ def test_what_is_foreseen_by_a_bootstrap_is_foreseen_by_catalogs(tmp_path: Path,
         packs.append(Pack(digest, at, b"".join(record(*row[:3]) for row in rows)))
     here = [data for data in contents if content_hash(data) in dict.fromkeys(placed[0].names[: 4 * (seed % 6)])]
     assert all(store.objects.add(content_hash(data), data) for data in here)
-    parts = tuple(Descriptor(PACK_TYPE, pack.digest, pack.size) for pack in packs[: 2 + seed % 3])
-    manifest = Manifest(Absent, (), (), parts)
+    named = tuple(Descriptor(PACK_TYPE, pack.digest, pack.size) for pack in packs[: 2 + seed % 3])
+    manifest = Manifest(Absent, (), (), named)
     names = {content[:NAME_BYTES]: size for content, size in sizes.items()}
     cuts = {
         content[:NAME_BYTES]: (layout._cuts(content)[0], [name[:NAME_BYTES] for name in layout._cuts(content)[1]])

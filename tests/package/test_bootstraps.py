@@ -288,8 +288,8 @@ async def test_a_piece_list_that_others_have_too_stays(layout: LocalLayout, sour
     manifest = (await read_back(layout, packed)).manifest
     (part,) = bootstraps_in(manifest)
     twin = Descriptor(PACK_TYPE, packed.layers[0].digest, part.size, {**part.annotations, BOOTSTRAP: "2"})
-    pack_alike = Descriptor(PACK_TYPE, packed.layers[0].digest, part.size, dict(part.annotations))
-    del pack_alike.annotations[BOOTSTRAP]
+    others = {name: value for name, value in part.annotations.items() if name != BOOTSTRAP}
+    pack_alike = Descriptor(PACK_TYPE, packed.layers[0].digest, part.size, others)
     assert without_bootstraps(_with(manifest, twin)).piece_lists == without_bootstraps(manifest).piece_lists
     kept = without_bootstraps(_with(manifest, pack_alike))
     assert kept.parts[-1] == pack_alike and kept.piece_lists == manifest.piece_lists
@@ -343,10 +343,10 @@ async def test_a_push_brings_it_along(layout: LocalLayout, source: Path, tmp_pat
 # -- commands
 
 
-def command(*words: str | Path, layout: Path) -> str:
+def command(*words: object, layout: Path) -> str:
     done = programs.run(*map(str, words), "--layout", str(layout))
     assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    return str(done.stdout + done.stderr)
 
 
 async def test_people_are_told_of_it(source: Path, tmp_path: Path) -> None:
