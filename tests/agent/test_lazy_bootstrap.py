@@ -69,7 +69,7 @@ REFERENCE = parse_reference("team/app:v1")
 
 class Fetched:
     """Fetches blobs of a layout into a store: what is asked for comes at once, if anything does.
-    `came` is called with each blob of which all is here then."""
+    `came` is called with each blob of which all is here then; it is complete a moment later."""
 
     def __init__(self, store: BlobStore, layout: LocalLayout) -> None:
         self.store, self.layout = store, layout
@@ -87,23 +87,31 @@ class Fetched:
             return blob, None
         pieces = PieceList.decode(self.layout.blob_path(layer.pieces_digest).read_bytes())
         blob = self.store.begin(layer.digest, pieces)
-        return blob, SimpleNamespace(demand=lambda numbers, **_: self._come(blob, numbers))
+        done = asyncio.get_running_loop().create_future()
+        return blob, SimpleNamespace(demand=lambda numbers, **_: self._come(blob, numbers, done), done=done)
 
-    async def _come(self, blob: Blob, numbers: Sequence[int]) -> None:
+    async def _come(self, blob: Blob, numbers: Sequence[int], done: asyncio.Future[None]) -> None:
         if not self.comes:
             await asyncio.Event().wait()
         data = self.layout.blob_path(blob.digest).read_bytes()
         for piece in numbers:
             blob.write(piece, data[blob.layout.offset(piece) :][: blob.layout.length(piece)])
-        if len(blob.have) == blob.layout.count:
-            blob.finish()
+        if len(blob.have) == blob.layout.count and not done.done():
             self.came(blob)
+            asyncio.get_running_loop().call_later(0.01, self._finish, blob, done)
+
+    def _finish(self, blob: Blob, done: asyncio.Future[None]) -> None:
+        if not blob.complete and len(blob.have) == blob.layout.count:  # else something of it was dropped
+            blob.finish()
+        if not done.done():
+            done.set_result(None)
 
     async def all_of(self, *parts: Descriptor) -> None:
         for part in parts:
             blob, pull = await self.fetch(part, "preseed", None)
             if pull is not None:
                 await pull.demand(range(blob.layout.count))
+                await pull.done
 
 
 @dataclass
