@@ -242,12 +242,16 @@ def test_nothing_stays_of_a_mount_that_failed(site: Site, source: Path) -> None:
 
 
 def test_an_agent_that_is_killed_while_a_supervisor_stands_by_takes_it_along(site: Site, source: Path) -> None:
-    """It waits on a pipe of the agent."""
+    """It waits on a pipe of the agent. The trial of ways has others."""
     (agent,) = site.agents(1, **PATIENT)
+
+    def standing_by() -> list[int]:
+        return [pid for pid, words in supervisors(agent).items() if words[-1] == WAIT.encode()]
+
     site.origin.rate_bytes_s = 1000.0  # the bootstrap is waited for
     words = [*P2PDIST, "mount", "--lazy", "app:v1", str(site.directory / "view"), "--socket", str(agent.socket)]
     mounting = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: supervisors(agent), "nothing stands by")
+    until(standing_by, "nothing stands by")
     agent.kill()
     mounting.wait(PATIENCE_S)
-    until(lambda: not supervisors(agent), "what stood by stays")
+    until(lambda: not standing_by(), "what stood by stays")
