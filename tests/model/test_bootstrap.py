@@ -193,6 +193,21 @@ def test_what_is_over_a_limit_has_none(monkeypatch: pytest.MonkeyPatch, limit: s
     assert made.encoded() == data
 
 
+def test_one_that_grows_too_much_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts would refuse it."""
+    made = MADE["packs"]
+    array = msgspec.msgpack.decode(made.encoded())
+    grown, frame = zstandard.frame_content_size(array[6]), len(array[6])
+    monkeypatch.setattr(bootstrap, "EXPANSION_MAX", 1)
+    monkeypatch.setattr(bootstrap, "SPARE_BYTES", grown - frame)
+    data = made.encoded()
+    decode_bootstrap(data)
+    monkeypatch.setattr(bootstrap, "SPARE_BYTES", grown - frame - 1)
+    assert encode_bootstrap(made.manifest, made.images, made.layout, made.places) is None
+    with pytest.raises(Corrupt):
+        decode_bootstrap(data)
+
+
 # -- which part of a package is one
 
 
@@ -285,6 +300,7 @@ AT_ONCE = {
     "no array": lambda array: array.clear(),
     "an image that states too much": put(5, 0, bomb(70_000, DECODED_BYTES_MAX)),
     "images that state too much together": put(5, [bomb(70_000, DECODED_BYTES_MAX // 2)] * 2),
+    "chunks that state too much": put(6, bomb(70_000, 20 << 20)),
     "an image without a size": put(5, 0, zstandard.ZstdCompressor(write_content_size=False).compress(b"data")),
 }
 """What is found before anything is decompressed."""
