@@ -573,6 +573,25 @@ async def test_a_bootstrap_whose_places_are_wrong_leaves_readers_to_the_lists(
     await shown.view.close()
 
 
+async def test_readers_of_a_view_that_is_not_mounted_yet_are_served_by_lists(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the bootstrap only what mounts it is read by then."""
+    monkeypatch.setattr(lazy_view, "SHOWN_S_MAX", 0.01)
+    monkeypatch.setattr(lazy_view, "QUIET_S", 0.0)
+    shown = show(site, site.bootstrap)
+    shown.pulls.go.set()
+    async with asyncio.timeout(60):
+        assert await shown.read(0) == 0
+    assert shown.view.layout is not None and not shown.view.bootstrap_read.is_set()
+    assert shown.cell(0) == contents_of(site, shown.view.layout)[:CELL_BYTES]
+    shown.view.sight.show()
+    await until(shown.view.bootstrap_read.is_set, "it is read")
+    async with asyncio.timeout(60):
+        assert await shown.read(5) == 0
+    await shown.view.close()
+
+
 class Kept:
     """Keeps traces, and asks for recordings."""
 

@@ -304,7 +304,8 @@ class LazyView:
         layers, layout, packs = await asyncio.to_thread(layout_of, self._store, manifest, self.arrangement)
         await self.images.begin(images_of(manifest), device_bytes(layout, self._filler.device.cells))
         if self.stated_size is not None:
-            await self.bootstrap_read.wait()
+            if self.sight.over.is_set():  # else it is read later, and readers need not wait for that
+                await self.bootstrap_read.wait()
             await _replace(self, manifest, packs, layout)
         self.layers, self.layout = layers, layout
         self._filler.arrange(layout)
