@@ -32,7 +32,7 @@ import msgspec
 import zstandard
 from msgspec import Meta
 
-from p2pdist.model.catalog import CATALOG_LEVEL, PACKS_MAX
+from p2pdist.model.catalog import CATALOG_LEVEL, EXPANSION_MAX, PACKS_MAX, SPARE_BYTES
 from p2pdist.model.device import BLOCK_BYTES, BLOCKS_MAX, DeviceLayout
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt
@@ -45,7 +45,9 @@ FORMAT = "1"
 NAME_BYTES = 8
 BOOTSTRAP_BYTES_MAX = 64 << 20
 DECODED_BYTES_MAX = 256 << 20
-"""A package that needs more has none, and is shown once its catalogs are here."""
+"""A package that needs more has none, and is shown once its catalogs are here. As catalogs, what
+says where chunks are has SPARE_BYTES and EXPANSION_MAX times its bytes at most when decompressed:
+images are decompressed a part at a time."""
 
 CHUNKS_MAX = 1 << 22
 WINDOW = 24
@@ -139,7 +141,7 @@ class Bootstrap:
 
     def contents(self) -> tuple[DeviceLayout, tuple[PlacedChunks, ...]]:
         """Where contents lie in the device, and where chunks lie in packs. Contents and chunks have
-        short names. Raises Corrupt. Of many files it takes longer than all else here."""
+        short names. Raises Corrupt, TooLarge. Of many files it takes longer than all else here."""
         plain = _unpacked(self._chunks)
         names = [plain.names[at : at + NAME_BYTES] for at in range(0, len(plain.names), NAME_BYTES)]
         lengths, stored = _from_planes(plain.lengths), _from_planes(plain.stored)
@@ -211,9 +213,11 @@ def encode_bootstrap(
     )
     compress = zstandard.ZstdCompressor(compression_params=parameters).compress
     layers: list[str] = [layer.digest for layer in manifest.layers]
-    frames = [compress(image) for image in images]
+    frames, places_frame = [compress(image) for image in images], compress(plain)
+    if len(plain) > _expanded_max(places_frame):
+        return None
     stated = (layout.arrangement, layout.blocks, layout.bytes_content)
-    data = _pack(_Bootstrap(_FORMAT, *stated, layers, frames, compress(plain)))
+    data = _pack(_Bootstrap(_FORMAT, *stated, layers, frames, places_frame))
     return data if len(data) <= BOOTSTRAP_BYTES_MAX else None
 
 
@@ -232,12 +236,18 @@ def decode_bootstrap(data: bytes) -> Bootstrap:
         and 0 <= plain.blocks < BLOCKS_MAX
         and min(sizes) >= 0
         and sum(sizes) <= DECODED_BYTES_MAX
+        and sizes[-1] <= _expanded_max(plain.chunks)
     )
     if not sound:
         raise Corrupt("this is no bootstrap, or one of a later format, or over its limits")
     images = tuple(map(PackedImage, plain.images, sizes))
     size = plain.blocks * BLOCK_BYTES
     return Bootstrap(tuple(plain.layers), images, plain.arrangement, size, plain.bytes_content, plain.chunks)
+
+
+def _expanded_max(frame: bytes) -> int:
+    """Bytes that what says where chunks are may have when decompressed."""
+    return SPARE_BYTES + EXPANSION_MAX * len(frame)
 
 
 def _unpacked(frame: bytes) -> _Chunks:
@@ -293,7 +303,7 @@ def _placed(
     firsts = [run.first for run in plain.runs]
     if firsts[:1] != [0] * bool(names) or any(before >= after for before, after in pairwise((*firsts, len(names)))):
         raise Corrupt("a bootstrap does not say where its chunks are")
-    for run, end in zip(plain.runs, (*firsts[1:], len(names)), strict=True):
+    for run, end in zip(plain.runs, (*firsts, len(names))[1:], strict=True):
         if not 0 <= run.pack < len(plain.packs) or run.offset < 0:
             raise Corrupt("a bootstrap names an impossible place in a pack")
         mine = slice(run.first, end)

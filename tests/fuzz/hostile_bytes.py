@@ -20,7 +20,7 @@ import time
 import traceback
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ from p2pdist.load.header import decode_header
 from p2pdist.model import bencode, manifest, messages, policy, torrent, tree
 from p2pdist.model.access import Ticket, decode_ticket, encode_ticket
 from p2pdist.model.address import parse_address
+from p2pdist.model.bootstrap import decode_bootstrap, encode_bootstrap
 from p2pdist.model.catalog import Catalog, ChunkEncoder, Pack, decode_catalog, decode_chunk, encode_catalog, record
+from p2pdist.model.device import DeviceLayout
 from p2pdist.model.digest import digest_of, parse_digest
 from p2pdist.model.errors import (
     UNDECODABLE,
@@ -45,6 +47,7 @@ from p2pdist.model.errors import (
     NotFound,
     P2PDistError,
     Refused,
+    TooLarge,
     UsageError,
     from_problem,
 )
@@ -340,6 +343,28 @@ def _catalog() -> bytes:
     return encode_catalog(Catalog((PAGE,), (CHUNKS.encode(),), (pack,)))
 
 
+def _bootstrap() -> bytes:
+    layer = manifest.Descriptor(manifest.TREE_TYPE, digest_of(b"tree"), 4)
+    content = tree.content_hash(b"content")
+    cut = tree.ChunkList(((tree.content_hash(b"a"), tree.CHUNK_LEAST), (tree.content_hash(b"b"), 9)))
+    layout = DeviceLayout({tree.content_hash(b"c"): 70_000, content: tree.CHUNK_LEAST + 9}, {content: cut.encode()})
+    places = {chunk.chunk: (digest_of(b"pack"), 100 * number, 9) for number, chunk in enumerate(layout.chunks())}
+    package = replace(manifest.decode_manifest(MANIFEST), layers=(layer,))
+    encoded = encode_bootstrap(package, [b"image " * 100], layout, places)
+    assert encoded is not None
+    return encoded
+
+
+def _read_bootstrap(data: bytes) -> object:
+    """All that an agent reads of one; it writes images to files."""
+    found = decode_bootstrap(data)
+    for image in found.images:
+        for _ in image.parts():
+            pass
+    layout, placed = found.contents()
+    return list(layout.chunks()), placed
+
+
 def _torrent() -> bytes:
     hasher = torrent.TorrentHasher(65536)
     hasher.update(bytes(100_000))
@@ -490,6 +515,7 @@ def decoders() -> tuple[Decoder, ...]:
             (encode_trace(Trace((Traced(b"x" * 32, b"a"),), (Span(0, 1, 2, 3),), 4)),),
         ),
         Decoder("catalog", decode_catalog, (Corrupt,), (_catalog(),)),
+        Decoder("bootstrap", _read_bootstrap, (Corrupt, TooLarge), (_bootstrap(),)),
         Decoder("chunk of a pack", lambda data: decode_chunk(data, len(chunk)), (Corrupt,), (encoded, encoded[:40])),
         Decoder("bencode", bencode.decode, (Corrupt,), (b"d1:ai5e1:bl1:x2:yyee", b"l" * 20 + b"e" * 20)),
         Decoder("torrent", torrent.decode_torrent, (Corrupt,), (_torrent(),)),

@@ -72,7 +72,7 @@ async def bring_bootstrap(
 
 async def bring_lists(store: BlobStore, fetcher: Fetcher, manifest: Manifest) -> None:
     """Have the roots and catalogs of a package come, behind what readers wait for and before all
-    else that a preseed brings. Raises P2PDistError."""
+    else that a preseed brings; they are complete then. Raises P2PDistError."""
 
     async def bring(part: Descriptor) -> None:
         blob, pull = await fetcher.fetch(part, "preseed", None)

@@ -150,6 +150,9 @@ class LazyView:
         """By which it is to be mounted; None for one that is mounted by its trees, and since."""
         self.stated_size: int | None = None
         """Bytes of its device by the bootstrap that it was mounted by; None without."""
+        self.bootstrap_read = asyncio.Event()
+        """Set once it is known what that says of contents, or that it cannot be: then the trees are
+        compared with it."""
         self.stand_by: StandBy | None = None
         """What is to supervise it, where that was begun before it is mounted; closed by `close`,
         and once the view is served."""
@@ -302,6 +305,8 @@ class LazyView:
         layers, layout, packs = await asyncio.to_thread(layout_of, self._store, manifest, self.arrangement)
         await self.images.begin(images_of(manifest), device_bytes(layout, self._filler.device.cells))
         if self.stated_size is not None:
+            if self.sight.over.is_set():  # else it is read later, and readers need not wait for that
+                await self.bootstrap_read.wait()
             await _replace(self, manifest, packs, layout)
         self.layers, self.layout = layers, layout
         self._filler.arrange(layout)
@@ -435,6 +440,8 @@ async def _arrange(view: LazyView, bootstrap: Bootstrap, manifest: Manifest) -> 
         logger.warning("readers of %s wait for its lists of files: %s", view._reference, error)
         view.sight.unforeseen.set()
         return
+    finally:
+        view.bootstrap_read.set()
     if view.layout is None and not view.sight.gone.is_set():
         view.layout = layout
         view._filler.arrange(layout)
