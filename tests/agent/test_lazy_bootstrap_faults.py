@@ -63,6 +63,7 @@ class Coming:
 
     def __init__(self, blob: Blob, data: bytes) -> None:
         self._blob, self._data = blob, data
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def demand(self, pieces: Sequence[int], *, prefetch: bool = False, reading: Reading | None = None) -> None:
         layout = self._blob.layout
@@ -71,6 +72,8 @@ class Coming:
                 self._blob.write(piece, self._data[layout.offset(piece) :][: layout.length(piece)])
         if len(self._blob.have) == layout.count:
             self._blob.finish()
+            if not self.done.done():
+                self.done.set_result(None)
 
 
 class Host:
