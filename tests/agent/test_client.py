@@ -215,9 +215,10 @@ def test_who_may_not_use_the_socket_is_told_whose_it_is(place: Path) -> None:
     assert second.startswith(f"4 this user may not make the socket {names[0]}") and (place / "group").is_socket()
 
 
-async def test_answers_that_are_none(place: Path) -> None:
+async def test_answers_that_are_none(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed pull, a server error without a problem document, other JSON, an answer that is cut
     off, and none at all."""
+    monkeypatch.setattr(api_client, "LOADS_AWAY_S_MAX", 0.5)
     problem = NotFound("gone", remedy="Pull again").problem()
 
     async def failed(request: web.Request) -> web.Response:
