@@ -423,6 +423,7 @@ async def test_a_pull_goes_on_at_an_agent_that_was_killed_and_runs_again(place: 
         assert len(asked) == 2 + 1 + LOST_MAX
 
 
+@pytest.mark.slow
 async def test_loading_goes_on_after_agents_that_stop_or_end(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One hands over to other hosts for as long as it was told to, and serves nobody meanwhile; one
     ends while it waits for bytes, and so does the next."""
