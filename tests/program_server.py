@@ -8,6 +8,7 @@ imports) is no test's subject here.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -21,6 +22,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 
 REQUEST_BYTES_MAX = 1 << 20
@@ -126,6 +128,35 @@ def _open_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
+def run(request: Request) -> None:
+    """Run what a request asks for."""
+    sys.argv = [request.script or "p2pdist", *request.words]
+    if request.script:
+        sys.path.insert(0, os.path.dirname(request.script))
+        runpy.run_path(request.script, run_name="__main__")
+    else:
+        from p2pdist.cli.main import main
+
+        main()
+
+
+def end(code: object) -> None:
+    """End with an exit code, as Python does: it waits for threads, runs what was registered, and
+    flushes the streams. It then takes all modules apart, for which a fork copies every page that it
+    shares: that is most of what a short verb costs, and is left out. Returns where Python has to
+    say something on its way."""
+    if not isinstance(code, int | None):
+        return
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+    os._exit(code or 0)
+
+
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         load()
@@ -134,11 +165,9 @@ if __name__ == "__main__":
         assert len(os.listdir("/proc/self/task")) == 1, "a fork has one thread, whatever locks others held"
         request = serve(requests)
     if request is not None:
-        sys.argv = [request.script or "p2pdist", *request.words]
-        if request.script:
-            sys.path.insert(0, os.path.dirname(request.script))
-            runpy.run_path(request.script, run_name="__main__")
-        else:
-            from p2pdist.cli.main import main
-
-            main()
+        try:
+            run(request)
+        except SystemExit as ended:
+            end(ended.code)
+            raise
+        end(None)

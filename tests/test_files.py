@@ -51,6 +51,12 @@ READERS = """
 import sys
 from pathlib import Path
 
+from p2pdist import files
+from p2pdist.package.source import trace as traces
+
+files.PIPE_S = 0.5  # before others take it from there
+traces.TRACE_BYTES_MAX = 64 << 20
+
 def accounts(path):
     from p2pdist.origin.registry.accounts import docker_accounts
     docker_accounts("registry.example", path)

@@ -12,6 +12,7 @@ import subprocess
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -127,6 +128,12 @@ def statements(tree: ast.AST) -> Iterator[ast.AST]:
             yield from statements(node)
 
 
+@lru_cache(maxsize=1)
+def parsed(text: str) -> ast.Module:
+    """The tree of a module; all rules look at one module before the next."""
+    return ast.parse(text)
+
+
 # -- the rules
 
 
@@ -135,7 +142,7 @@ def purity(path: PurePosixPath, text: str) -> list[str]:
     name = module_name(path)
     if not within(name, PURE):
         return []
-    tree = ast.parse(text)
+    tree = parsed(text)
     found = [
         f"{path}:{line} imports {target}, which a pure package may not"
         for line, target in imported(tree, name, is_package=path.name == "__init__.py")
@@ -153,7 +160,7 @@ def function_size(path: PurePosixPath, text: str) -> list[str]:
         return []
     return [
         f"{path}:{node.lineno} {node.name} has {size} lines, over the limit of {FUNCTION_LINES_MAX}"
-        for node in statements(ast.parse(text))
+        for node in statements(parsed(text))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (size := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
     ]
@@ -164,7 +171,7 @@ def class_size(path: PurePosixPath, text: str) -> list[str]:
     if path.parts[0] not in ("p2pdist", "tracker"):
         return []
     found = []
-    for node in statements(ast.parse(text)):
+    for node in statements(parsed(text)):
         if isinstance(node, ast.ClassDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             methods = sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
@@ -186,7 +193,7 @@ def words_of_the_field(path: PurePosixPath, text: str) -> list[str]:
     if path != ON_THE_WIRE:
         names += [
             (node.lineno, node.name)
-            for node in statements(ast.parse(text))
+            for node in statements(parsed(text))
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_"
         ]
     return [
@@ -203,7 +210,7 @@ def docstrings(path: PurePosixPath, text: str) -> list[str]:
     needs one when it fills a screen."""
     if path.parts[0] not in ("p2pdist", "tracker") or not text.strip():
         return []
-    tree = ast.parse(text)
+    tree = parsed(text)
     found = [] if ast.get_docstring(tree) else [f"{path} has no docstring"]
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -237,7 +244,7 @@ def silence_on_failure(path: PurePosixPath, text: str) -> list[str]:
     """No bare `except:` and no `except Exception: pass`: a failure is handled, shown or passed
     on."""
     found = []
-    for node in statements(ast.parse(text)) if BROAD.search(text) else ():
+    for node in statements(parsed(text)) if BROAD.search(text) else ():
         if not isinstance(node, ast.ExceptHandler):
             continue
         broad = node.type is None or (
@@ -264,7 +271,7 @@ NOT_ADVISED = re.compile(r"\Aerror\.format_message\(\)\Z|was cancelled|\Af?.it (
 def remedies(path: PurePosixPath, text: str) -> list[str]:
     """What fails says what to do about it."""
     found = []
-    for node in ast.walk(ast.parse(text)) if within(module_name(path), ADVISED) else ():
+    for node in ast.walk(parsed(text)) if within(module_name(path), ADVISED) else ():
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in FAILURES:
             continue
         advised = any(keyword.arg in ("remedy", None) for keyword in node.keywords)
@@ -300,26 +307,38 @@ def links(path: PurePosixPath, text: str) -> list[str]:
 # -- the tree obeys
 
 
-@pytest.mark.parametrize(
-    ("rule", "paths"),
-    [
-        (purity, MODULES),
-        (function_size, MODULES),
-        (class_size, MODULES),
-        (docstrings, MODULES),
-        (telling_names, PROGRAMS),
-        (words_of_the_field, MODULES),
-        (silence_on_failure, PROGRAMS),
-        (remedies, MODULES),
-        (links, DOCUMENTS),
-    ],
-    ids=lambda value: value.__name__ if callable(value) else "",
-)
-def test_the_tree_obeys(rule: Rule, paths: list[PurePosixPath]) -> None:
+RULES: dict[Rule, list[PurePosixPath]] = {
+    purity: MODULES,
+    function_size: MODULES,
+    class_size: MODULES,
+    docstrings: MODULES,
+    telling_names: PROGRAMS,
+    words_of_the_field: MODULES,
+    silence_on_failure: PROGRAMS,
+    remedies: MODULES,
+    links: DOCUMENTS,
+}
+"""Each rule, and the files that have to obey it."""
+
+
+@cache
+def violations() -> dict[Rule, list[str]]:
+    """What breaks each rule. A file is read and parsed once, for all rules."""
+    found: dict[Rule, list[str]] = {rule: [] for rule in RULES}
+    places = {rule: frozenset(paths) for rule, paths in RULES.items()}
+    for path in dict.fromkeys(path for paths in RULES.values() for path in paths):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for rule, paths in places.items():
+            if path in paths:
+                found[rule] += rule(path, text)
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_tree_obeys(rule: Rule) -> None:
     """No file breaks the rule."""
-    assert paths, "the rule was applied to nothing"
-    violations = [line for path in paths for line in rule(path, (ROOT / path).read_text(encoding="utf-8"))]
-    assert not violations, "\n" + "\n".join(violations)
+    assert RULES[rule], "the rule was applied to nothing"
+    assert not violations()[rule], "\n" + "\n".join(violations()[rule])
 
 
 def test_a_folder_holds_a_dozen_modules() -> None:

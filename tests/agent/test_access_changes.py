@@ -110,6 +110,7 @@ def _encoded(site: AccessSite) -> bytes:
     return encode(site.tracker.access())
 
 
+@pytest.mark.slow
 async def test_rotation_breaks_no_stream_and_the_old_authority_goes(site: AccessSite, tmp_path: Path) -> None:
     seed, child, digest, pull = await streaming(site)
     tracker, flows = site.tracker, set(seed.agent.uplink._flows)

@@ -255,6 +255,7 @@ async def test_a_child_receives_with_the_ticket_of_its_plan(site: AccessSite) ->
     assert seed.agent.uplink.sent_bytes_total > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["none", "expired", "foreign", "another blob", "another host", "garbage"])
 async def test_nothing_is_sent_for_a_wrong_ticket_and_the_parent_keeps_its_reputation(
     site: AccessSite, wrong: str, tmp_path: Path

@@ -215,9 +215,10 @@ def test_who_may_not_use_the_socket_is_told_whose_it_is(place: Path) -> None:
     assert second.startswith(f"4 this user may not make the socket {names[0]}") and (place / "group").is_socket()
 
 
-async def test_answers_that_are_none(place: Path) -> None:
+async def test_answers_that_are_none(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed pull, a server error without a problem document, other JSON, an answer that is cut
     off, and none at all."""
+    monkeypatch.setattr(api_client, "LOADS_AWAY_S_MAX", 0.5)
     problem = NotFound("gone", remedy="Pull again").problem()
 
     async def failed(request: web.Request) -> web.Response:
@@ -422,6 +423,7 @@ async def test_a_pull_goes_on_at_an_agent_that_was_killed_and_runs_again(place: 
         assert len(asked) == 2 + 1 + LOST_MAX
 
 
+@pytest.mark.slow
 async def test_loading_goes_on_after_agents_that_stop_or_end(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One hands over to other hosts for as long as it was told to, and serves nobody meanwhile; one
     ends while it waits for bytes, and so does the next."""

@@ -179,6 +179,7 @@ async def test_an_agent_asks_its_own_upstream_while_the_tracker_hangs(
     await gets_everything(await mirror_of(agent, stack), odd, image)
 
 
+@pytest.mark.slow
 async def test_lists_are_given_as_they_were_without_a_tracker(
     odd: Odd, site: ImageSite, relay: Relay, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +242,7 @@ async def test_images_are_listed_and_removed_by_name(odd: Odd, site: ImageSite) 
     assert again.status().bytes_total == image.size
 
 
+@pytest.mark.slow
 async def test_a_tracker_that_is_late_and_alive_is_waited_for(
     odd: Odd, site: ImageSite, relay: Relay, stack: AsyncExitStack
 ) -> None:
@@ -299,6 +301,7 @@ def blob_of(image: Made) -> Digest:
     return max(image.blobs, key=lambda digest: len(image.blobs[digest]))
 
 
+@pytest.mark.slow
 async def test_a_pull_ends_that_no_client_wants_any_more(
     odd: Odd, site: ImageSite, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +324,7 @@ async def test_a_pull_ends_that_no_client_wants_any_more(
         assert (answer.status, await answer.read()) == (200, image.blobs[digest])
 
 
+@pytest.mark.slow
 async def test_a_pull_that_something_else_wants_goes_on(
     odd: Odd, site: ImageSite, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +342,7 @@ async def test_a_pull_that_something_else_wants_goes_on(
     assert agent.registry.fetching(digest) is running
 
 
+@pytest.mark.slow
 async def test_a_pull_from_which_another_host_receives_goes_on(
     odd: Odd, site: ImageSite, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

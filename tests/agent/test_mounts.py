@@ -515,6 +515,7 @@ async def test_a_directory_on_a_disk_that_hangs_holds_up_no_agent(
     await later.close()
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.parametrize("damaged", [False, True])
 async def test_what_a_view_shows_stays_where_its_tag_has_moved_and_agents_change(

@@ -149,6 +149,7 @@ async def test_a_neighbour_that_lost_a_blob_meanwhile_is_no_source(tmp_path: Pat
     assert not answers and hosts(plans[blob]) == set()
 
 
+@pytest.mark.slow
 async def test_a_neighbour_that_says_nothing_the_second_time_still_holds_what_it_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

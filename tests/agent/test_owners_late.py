@@ -49,6 +49,7 @@ async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 async def test_an_owner_that_is_away_gets_a_successor_before_hosts_read_upstream_by_themselves(
     odd: Odd, site: ImageSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

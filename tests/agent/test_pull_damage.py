@@ -111,6 +111,7 @@ async def test_a_package_comes_again_where_the_disk_changed_a_part(
     assert agent.store.integrity.damaged["blob"] >= 1  # a reader may meet it while another one reads all of it
 
 
+@pytest.mark.slow
 async def test_a_disk_that_goes_on_is_named(
     agent: Agent, layout: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ async def test_a_disk_that_goes_on_is_named(
     await asyncio.to_thread(shows_everything, agent, manifest, tmp_path / "source")
 
 
+@pytest.mark.slow
 async def test_an_older_object_that_is_damaged_costs_another_attempt(
     agent: Agent, layout: LocalLayout, tmp_path: Path
 ) -> None:

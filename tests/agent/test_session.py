@@ -246,6 +246,7 @@ async def test_a_tracker_that_hangs_is_left_for_another(monkeypatch: pytest.Monk
         silent.set()
 
 
+@pytest.mark.slow
 async def test_a_tracker_that_answers_late_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As over a slow link, where its pong waits behind all that this host has said."""
     monkeypatch.setattr(connection, "SEVERAL_HEARTBEAT_S_MIN", 0.05)
@@ -269,6 +270,7 @@ async def test_a_tracker_that_answers_late_is_given_more_time(monkeypatch: pytes
             assert max(answered, key=lambda number: answered[number]) > 1, "the first session was given up"
 
 
+@pytest.mark.slow
 async def test_a_tracker_whose_message_takes_long_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a long list over a slow link: it takes longer than a silent one is given at most."""
     monkeypatch.setattr(connection, "SEVERAL_HEARTBEAT_S_MIN", 0.05)

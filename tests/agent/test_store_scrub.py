@@ -116,6 +116,7 @@ async def test_a_turned_bit_is_found_and_fetched_again(agent: Agent, origin: Loc
     assert scrub.status().damaged == {"blob": 1} and scrub.status().ended > 0
 
 
+@pytest.mark.slow
 async def test_damage_that_cannot_be_fetched_again_at_once_does_not_end_the_scrub(
     agent: Agent, origin: LocalLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

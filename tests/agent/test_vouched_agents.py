@@ -206,7 +206,7 @@ def lying(host: Host, *pieces: int) -> None:
     host.upstream.change = change
 
 
-@pytest.mark.parametrize("pieces", [(), (7,), (90, 91)])
+@pytest.mark.parametrize("pieces", [pytest.param((), marks=pytest.mark.slow), (7,), (90, 91)])
 async def test_a_lying_host_costs_a_reading_and_its_name(site: Site, pieces: tuple[int, ...]) -> None:
     """All others complete, with the right bytes; the liar is known and reads no more."""
     hosts = await site.agents(4)
@@ -323,6 +323,7 @@ async def test_a_disk_that_turns_a_bit_is_no_lie(site: Site, monkeypatch: pytest
 # -- upstream
 
 
+@pytest.mark.slow
 async def test_an_upstream_that_hangs_for_one_host_is_read_by_another(site: Site) -> None:
     first, second = await site.agents(2)
     stuck = asyncio.Event()
@@ -409,6 +410,7 @@ async def test_a_holder_that_dies_is_replaced(site: Site) -> None:
     await asyncio.gather(*pulls, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_an_agent_that_is_started_again_goes_on(site: Site) -> None:
     """Alone, and when its tracker has forgotten the list: it vouches for what it read, again."""
     site.upstream.rate_bytes_s = 4e6
@@ -423,6 +425,7 @@ async def test_an_agent_that_is_started_again_goes_on(site: Site) -> None:
     assert read + again.upstream.bytes_read <= len(DATA) + 16 * PIECE
 
 
+@pytest.mark.slow
 async def test_what_came_from_a_host_that_is_gone_is_read_again(site: Site) -> None:
     """Nobody vouches for it any more."""
     site.upstream.rate_bytes_s = 4e6

@@ -745,6 +745,7 @@ def test_only_the_verb_makes_a_daemon(tmp_path: Path) -> None:
     assert [_verb(words) for words in (["--config", "agent", "ls"], ["agent"], ["-h"], [])] == ["ls", "agent", "", ""]
 
 
+@pytest.mark.slow
 def test_a_registry_that_is_away_is_said_in_plain_words() -> None:
     done = run("ls", "--at-origin", "--origin", "oci://127.0.0.1:1/packages")
     assert (done.returncode, "connection refused" in done.stderr, "ssl" in done.stderr) == (5, True, False), done.stderr

@@ -221,6 +221,7 @@ def test_a_working_directory_that_was_removed_is_said(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_a_user_without_a_home_is_told_of_the_layout() -> None:
     """As a job has it whose user number stands in no passwd(5) there."""

@@ -179,6 +179,7 @@ async def test_of_several_trackers_one_that_hangs_is_left(
     """Its connections stay open, those that it has begun to answer as well as others. One that is
     late and lives is waited for."""
     monkeypatch.setattr(pulse, "LATE_S", 0.1)
+    monkeypatch.setattr(pulse, "LIVES_S_MAX", 0.5)
     never, lived = asyncio.Event(), asyncio.Event()
 
     async def late(request: web.Request) -> web.StreamResponse:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from door_rig import MirrorAgent
 from hub_clients_rig import HubClientSite
 from hub_rig import running_hub
+from late_modules import late_module
 
-torch = pytest.importorskip("torch")
-import safetensors.torch as reference  # noqa: E402
+from p2pdist.load import safetensors
+from p2pdist.model.errors import Corrupt, NotFound, UsageError
 
-from p2pdist.load import safetensors  # noqa: E402
-from p2pdist.model.errors import Corrupt, NotFound, UsageError  # noqa: E402
-
+torch, reference = late_module("torch"), late_module("safetensors.torch")
 pytestmark = pytest.mark.slow
-SHARDS = {
-    f"model-{shard}.safetensors": {f"{shard}.layer{number}": torch.rand(1 << 16) for number in range(4)}
-    for shard in range(5)
-}
+
+
+@cache
+def shards() -> dict[str, dict[str, Any]]:
+    return {
+        f"model-{shard}.safetensors": {f"{shard}.layer{number}": torch.rand(1 << 16) for number in range(4)}
+        for shard in range(5)
+    }
 
 
 @pytest.fixture
@@ -36,11 +41,11 @@ def site(tmp_path: Path) -> Iterator[HubClientSite]:
 
 
 def test_the_files_that_are_chosen_come_and_no_others(site: HubClientSite) -> None:
-    files = {name: reference.save(tensors) for name, tensors in SHARDS.items()}
+    files = {name: reference.save(tensors) for name, tensors in shards().items()}
     old = {"pytorch_model.bin": b"pickle" * 1000, "original/model.safetensors": reference.save({"a": torch.ones(9)})}
     commit = site.hub.repository("org/model").commit({**files, **old, "config.json": b"{}"})
     agent = MirrorAgent(site, "h1").start()
-    expected = {name: tensor for tensors in SHARDS.values() for name, tensor in tensors.items()}
+    expected = {name: tensor for tensors in shards().values() for name, tensor in tensors.items()}
     for reference_ in ("hf://org/model", f"hf://org/model@{commit}"):
         found = dict(safetensors(reference_, socket=agent.socket, chosen=lambda path: "/" not in path))
         assert list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in expected)

@@ -33,7 +33,7 @@ def test_mutated_bytes_are_refused_in_the_expected_way(decoder: Decoder) -> None
 
 
 @each
-@hypothesis_settings(max_examples=500 if MANY else 40, deadline=None)
+@hypothesis_settings(max_examples=500 if MANY else 15, deadline=None)
 @given(st.data())
 def test_any_bytes_are_refused_in_the_expected_way(decoder: Decoder, data: st.DataObject) -> None:
     """What Hypothesis shrinks to the smallest input: bytes, and cuts of an example with bytes

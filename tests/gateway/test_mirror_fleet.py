@@ -91,6 +91,7 @@ def is_copy(directory: Path, image: Image) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 async def test_hosts_that_start_at_once_take_one_copy(
     mirrors: Mirrors, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +133,7 @@ async def test_what_is_here_goes_on_without_a_tracker(mirrors: Mirrors, image: I
                 assert (await answer.json())["errors"]
 
 
+@pytest.mark.slow
 async def test_an_agent_alone_serves_the_registries_that_it_was_given(
     registry: Registry, image: Image, tmp_path: Path
 ) -> None:

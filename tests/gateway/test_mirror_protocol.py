@@ -27,6 +27,7 @@ from registry_rig import needs_registry, running_registry
 from waits import until
 
 from p2pdist.agent.api import mirror as mirror_module
+from p2pdist.gateway.registry import mirror
 from p2pdist.gateway.registry.counts import CHECKS_MAX
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, Refused, Unavailable
@@ -231,9 +232,10 @@ async def test_a_pull_that_fails_breaks_the_body_off(http: aiohttp.ClientSession
     [("blobs/{layer}", False), ("blobs/{layer}", True), ("manifests/v1", True), ("tags/list", True)],
 )
 async def test_no_request_is_silent(
-    http: aiohttp.ClientSession, rig: Rig, image: Image, path: str, silent: bool
+    http: aiohttp.ClientSession, rig: Rig, image: Image, monkeypatch: pytest.MonkeyPatch, path: str, silent: bool
 ) -> None:
     """Where nothing comes, the client hears so before a byte, and in time to ask elsewhere."""
+    monkeypatch.setattr(mirror, "BEGIN_S", 0.3)
     (layer,) = image.layers
     rig.images.silent = silent  # else the blob is fetched, and no piece comes
     async with http.get(rig.path("team/app", path.format(layer=layer))) as answer:
@@ -241,6 +243,7 @@ async def test_no_request_is_silent(
     assert rig.agent.mirrored.fallbacks["unavailable"] == (path != "tags/list")
 
 
+@pytest.mark.slow
 async def test_a_late_range_of_a_blob_that_comes_is_waited_for(
     http: aiohttp.ClientSession, rig: Rig, image: Image
 ) -> None:

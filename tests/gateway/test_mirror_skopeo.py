@@ -65,6 +65,7 @@ async def test_skopeo_copies_through_a_mirror(tmp_path: Path, registry: str, ima
         assert json.loads(output)["RepoTags"] == ["v1"]
 
 
+@pytest.mark.slow
 async def test_skopeo_goes_to_the_registry_where_the_mirror_has_nothing(
     tmp_path: Path, registry: str, image: Image
 ) -> None:

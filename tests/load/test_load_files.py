@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from late_modules import late_module
 
-torch = pytest.importorskip("torch")
-import safetensors.torch as reference  # noqa: E402
-
-from p2pdist.load import safetensors  # noqa: E402
-from p2pdist.model.errors import Corrupt, NotFound  # noqa: E402
+from p2pdist.load import safetensors
+from p2pdist.model.errors import Corrupt, NotFound
 
 CHILD = Path(__file__).with_name("load_child.py")
+torch, reference = late_module("torch"), late_module("safetensors.torch")
 pytestmark = pytest.mark.slow
 
 

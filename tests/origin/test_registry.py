@@ -25,6 +25,7 @@ from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.origin.contract import Origin
 from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout
+from p2pdist.origin.registry import upload
 from p2pdist.origin.registry.client import RegistryClient
 from p2pdist.origin.registry.names import RepositoryNames
 from p2pdist.package.repository.push import push
@@ -140,7 +141,10 @@ async def test_an_upload_goes_on_from_where_it_was_broken_off(
 
 
 @pytest.mark.parametrize("status", [404, 204])
-async def test_an_upload_is_not_begun_for_ever(odd: Any, tmp_path: Path, status: int) -> None:
+async def test_an_upload_is_not_begun_for_ever(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(upload, "CHUNK_PAUSE_S", 0.01)
     asked = Counter[str]()
 
     async def handler(request: web.Request) -> web.Response:

@@ -463,6 +463,7 @@ async def test_a_file_that_changes_meanwhile_is_named(layout: LocalLayout, sourc
     await pack_tree(source, V1, layout)
 
 
+@pytest.mark.slow
 async def test_what_no_host_would_take_is_not_packed(layout: LocalLayout, source: Path) -> None:
     """Paths that are long and alike: their catalog becomes so small that hosts would take it for a
     trap."""

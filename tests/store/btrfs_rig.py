@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import mmap
 import os
 import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
+from waits import wait_until
 
 _FIEMAP = 0xC020660B
 _REQUEST = struct.Struct("=QQIIII")
@@ -57,23 +59,56 @@ def drop_caches(path: Path) -> None:
 
 def mount_again(btrfs: Path) -> None:
     """Have nothing of it in memory. No file of it may be open."""
+    with _unmounted(btrfs):
+        pass
+
+
+@contextlib.contextmanager
+def _unmounted(btrfs: Path) -> Iterator[Path]:
+    """The image, which nothing uses meanwhile: a mount namespace that another process has just made
+    keeps a copy of the mount, and with it all that is in memory, until it ends."""
     image = btrfs.parent / "image"
     subprocess.run(["umount", str(btrfs)], check=True, capture_output=True)
+    wait_until(lambda: not _has_loop_device(image), "the end of a mount in another namespace")
+    yield image
     subprocess.run(["mount", "-o", "loop", str(image), str(btrfs)], check=True, capture_output=True)
+
+
+def _has_loop_device(image: Path) -> bool:
+    found = subprocess.run(["losetup", "--associated", str(image)], check=True, capture_output=True)
+    return bool(found.stdout.strip())
 
 
 def lose(btrfs: Path, data: bytes) -> None:
     """Have the disk turn bytes, not all zeros, that lie on it in one piece: the file system cannot
     read the block that they are in any more. No file of it may be open."""
-    image = btrfs.parent / "image"
-    subprocess.run(["umount", str(btrfs)], check=True, capture_output=True)
-    with image.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-        at = mapped.find(data)
-        assert at >= 0
-        while at >= 0:  # also where an earlier copy is left
-            mapped[at : at + len(data)] = bytes(len(data))
-            at = mapped.find(data)
-    subprocess.run(["mount", "-o", "loop", str(image), str(btrfs)], check=True, capture_output=True)
+    with _unmounted(btrfs) as image, image.open("r+b") as file:
+        found = [at for begin, end in _written(file) for at in _places(file, data, begin, end)]
+        assert found
+        for at in found:  # also where an earlier copy is left
+            os.pwrite(file.fileno(), bytes(len(data)), at)
+
+
+def _written(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Begin and end of what is no hole: all but a few MiB of a new image are."""
+    end, size = 0, os.fstat(file.fileno()).st_size
+    while end < size:
+        try:
+            begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+        except OSError as error:
+            assert error.errno == errno.ENXIO
+            return
+        end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+        yield begin, end
+
+
+def _places(file: BinaryIO, data: bytes, begin: int, end: int) -> Iterator[int]:
+    """Where a stretch of the file has these bytes."""
+    read = os.pread(file.fileno(), end - begin, begin)
+    at = read.find(data)
+    while at >= 0:
+        yield begin + at
+        at = read.find(data, at + len(data))
 
 
 def extents(path: Path) -> list[tuple[int, int, bool]]:

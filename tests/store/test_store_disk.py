@@ -521,6 +521,7 @@ def test_space_that_comes_back_late_is_waited_for(mount: Mount) -> None:
         store.close()
 
 
+@pytest.mark.slow
 def test_a_disk_that_gives_less_than_it_says(mount: Mount) -> None:
     """btrfs calls space free that a reservation does not get: more goes, rather than the pull."""
     root = mount("btrfs", 300 << 20)

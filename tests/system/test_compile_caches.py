@@ -12,12 +12,13 @@ from pathlib import Path
 
 import programs
 import pytest
+from late_modules import late_module
 from site_rig import Agent, Site, running_site
 from waits import wait_until
 
 from p2pdist.agent.api.client import LocalClient
 
-pytest.importorskip("numba")
+late_module("numba")
 pytestmark = pytest.mark.slow
 
 PROGRAM = """

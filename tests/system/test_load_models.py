@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from late_modules import late_module
 from site_rig import Background, Site, running_site
 
-torch = pytest.importorskip("torch")
-import safetensors.torch as reference  # noqa: E402
+from p2pdist.agent.api.client import AWAY_S_MAX, LocalClient
+from p2pdist.load import safetensors
+from p2pdist.model.errors import Corrupt, NotFound, Unavailable, UsageError
 
-from p2pdist.agent.api.client import AWAY_S_MAX, LocalClient  # noqa: E402
-from p2pdist.load import safetensors  # noqa: E402
-from p2pdist.model.errors import Corrupt, NotFound, Unavailable, UsageError  # noqa: E402
-
+torch, reference = late_module("torch"), late_module("safetensors.torch")
 pytestmark = pytest.mark.slow
 
 

@@ -219,6 +219,7 @@ def test_libtorrent_downloads_from_agents_that_start_bittorrent_when_it_knocks(s
     assert any("BitTorrent listens" in agent.log.read_text() for agent in agents)
 
 
+@pytest.mark.slow
 def test_transmission_downloads_from_agents(site: Site) -> None:
     """By version 1: up to 3.00 it does not read hybrid torrents."""
     program = shutil.which("transmission-cli")

@@ -455,7 +455,8 @@ async def test_a_tracker_process_with_its_verbs(tmp_path: Path) -> None:
             listed = json.loads(command("token", "list", "--access", access, "--json"))
             assert [(row["role"], row["name"], row["revoked"]) for row in listed] == [("operator", "me", False)]
             command("token", "revoke", listed[0]["id"], "--access", access)
-            while answer.status == 200:
+            while answer.status == 200:  # the tracker looks every second
+                await asyncio.sleep(0.05)
                 async with http.get(url, headers=headers, ssl=context) as answer:
                     pass
             assert answer.status == 401

@@ -160,6 +160,7 @@ async def test_attempts_have_a_limit(
     assert [progress.state for _, progress in receiver.heard] == ["cancelled"] and receiver.requests == 3
 
 
+@pytest.mark.slow
 async def test_another_tracker_goes_on_with_the_attempts(
     layout: Path, blobs: list[Digest], receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +179,7 @@ async def test_another_tracker_goes_on_with_the_attempts(
     assert [progress.state for _, progress in receiver.heard] == ["done"]
 
 
+@pytest.mark.slow
 async def test_of_several_trackers_one_tells(
     layout: Path, blobs: list[Digest], receiver: Receiver, postgresql_server: str
 ) -> None:

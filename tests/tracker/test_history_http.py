@@ -76,6 +76,7 @@ async def running() -> AsyncIterator[Site]:
     await service.history.stop()
 
 
+@pytest.mark.slow
 async def test_what_hosts_say_and_how_they_end_is_remembered() -> None:
     async with running() as site:
         first, second = await site.session("h1"), await site.session("h2")

@@ -490,6 +490,7 @@ async def test_all_nodes_of_a_job_that_wait_are_answered_at_the_price_of_a_few(
         assert (await at.ask("DELETE", "/v1/preseeds/p1"))[1]["state"] == "cancelled", "no answer is of before"
 
 
+@pytest.mark.slow
 async def test_an_open_preseed_is_not_counted_anew_for_each_that_waits_while_hosts_may_return(
     layout: Path, blobs: list[Digest], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -631,6 +631,7 @@ def test_authorities_are_read_as_by_the_ssl_module(
 # -- what it leaves
 
 
+@pytest.mark.slow
 def test_connections_leave_no_descriptor_and_no_memory(
     serve: Callable[..., Service], authority: Authority, tls: Tls
 ) -> None:

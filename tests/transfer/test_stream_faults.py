@@ -318,6 +318,7 @@ async def test_a_stream_that_may_have_no_thread_fails_and_says_so(
     assert stream.join(0)
 
 
+@pytest.mark.slow
 async def test_a_host_that_does_not_answer_refuses_after_the_timeout_and_close_does_not_wait_for_it(
     receiver: Receiver,
 ) -> None:

@@ -293,7 +293,7 @@ def test_a_slow_frame_over_tls_wakes_its_thread_seldom(tls: Tls) -> None:
     assert switches and switches[0] < sum(sizes) / record / 4
 
 
-@pytest.mark.parametrize("record", [7, 100, 4096, 16_384, 70_000])
+@pytest.mark.parametrize("record", [7, pytest.param(100, marks=pytest.mark.slow), 4096, 16_384, 70_000])
 def test_frames_over_tls_are_taken_when_the_connection_is_readable(tls: Tls, record: int) -> None:
     """As an event loop takes them: what is there, and then it waits for the connection, which tells
     of the rest, whatever of a record TLS has taken already."""

@@ -223,6 +223,7 @@ def test_a_peer_that_sends_garbage_is_banned(host: Host) -> None:
     assert finished(host.blob(found), found)
 
 
+@pytest.mark.slow
 def test_pieces_that_came_wrong_and_stay_locked_come_from_a_good_seed(host: Host) -> None:
     """libtorrent 2.1.1 now and then keeps what came wrong locked for ever, as it is here by its
     priority; it begins anew then, and the bad peer is still not spoken to again."""
