@@ -25,7 +25,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 NAMES = frozenset(
     """
-    access address advertise agent_wait agents all alone arrivals at_origin audit_log base bind blobs
+    access address advertise agent_wait agents all alone arrivals at_origin audit_log base bind blobs bootstrap
     bt_listen bucket cache cache_dir cache_python callback callbacks cancel capacity certs_dir coherent config
     count crash cut_half cut_tracker deadline dir directory discover discovery_interface download_limit
     drain_seconds dry_run encrypt_to entry entrypoint env everywhere faults first_party follow follow_links force

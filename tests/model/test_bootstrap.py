@@ -104,7 +104,7 @@ def check(made: Made) -> None:
     stated = found.arrangement, found.size, found.bytes_content
     assert stated == (made.layout.arrangement, made.layout.size, sum(map(sum, made.lengths)))
     layout, placed = found.contents()
-    assert layout.agrees_with(made.layout) and made.layout.agrees_with(layout)
+    assert made.layout.agrees_with(layout)
     chunks = [(chunk.at, chunk.content, chunk.offset, chunk.chunk, chunk.length) for chunk in layout.chunks()]
     assert chunks == [
         (chunk.at, chunk.content[:NAME_BYTES], chunk.offset, chunk.chunk[:NAME_BYTES], chunk.length)

@@ -145,7 +145,7 @@ async def test_what_a_bootstrap_says_is_what_a_host_computes_of_lists(
     store = listed_store(tmp_path / "store", layout, package.manifest)
     layers, there, _ = layout_of(store, package.manifest)
     here, _ = found.contents()
-    assert here.agrees_with(there) and (found.arrangement, found.size) == (there.arrangement, there.size)
+    assert there.agrees_with(here) and (found.arrangement, found.size) == (there.arrangement, there.size)
     assert found.bytes_content == there.bytes_content
     assert here.contents == tuple(content[:NAME_BYTES] for content in there.contents)
     trees = [entries for entries in layers if entries is not None]
