@@ -314,10 +314,18 @@ def _seen(row: Row, client: LocalClient, began: float) -> Row:
 
 
 def measured(
-    place: Path, made: Made, modules: str, rate_mbit: float, repeat: int, *, brief: bool = False
+    place: Path,
+    made: Made,
+    modules: str,
+    rate_mbit: float,
+    repeat: int,
+    *,
+    brief: bool = False,
+    trace: Path | None = None,
 ) -> tuple[list[Row], float]:
     """All starts, by turns: a machine that changes its speed is fair to all. And the largest memory
-    of the tracker, in MiB. `brief`: no eager ones, and none is followed behind its first line."""
+    of the tracker, in MiB. `brief`: no eager ones, and none is followed behind its first line. The
+    trace is written to the file `trace`."""
     seed = ("agent", "--tracker", f"http://{NEAR_ADDRESS}:7070", "--listen", f"{NEAR_ADDRESS}:7071")
     seed += ("--store", str(made.directory / "seed"), "--socket", str(place / "seed.sock"), "--name", "seed")
     words = ("tracker", "--listen", f"{NEAR_ADDRESS}:7070", "--origin", made.origin, "--state", str(place / "state"))
@@ -330,6 +338,9 @@ def measured(
         LocalClient(place / "seed.sock").pull(PullRequest(package=lazy_package.NAME))
         traced = made.name("traced")
         ColdHost(place, made.directory / "seed", 0).start(LAZY, traced, modules, brief=brief)
+        if trace is not None:
+            export = (*P2PDIST, "trace", "export", traced, "-o", str(trace), "--tracker", f"http://{NEAR_ADDRESS}:7070")
+            subprocess.run(within(NEAR, export), check=True, stdout=subprocess.DEVNULL)
         for number in range(repeat):
             rows.append(local_start(made, modules))
             starts = ((EAGER, lazy_package.NAME), (LAZY, made.name(f"lazy{number}")), (TRACED, traced))
@@ -473,6 +484,7 @@ def main() -> int:
     parser.add_argument("--rate-mbit", type=float, default=400.0, help="of the link [%(default)s]")
     parser.add_argument("--repeat", type=int, default=3, help="runs, of which the median is told [%(default)s]")
     parser.add_argument("--brief", action="store_true", help="lazy starts alone, and only until their first lines")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the trace of the start there")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     chosen = parser.parse_args()
     if os.geteuid() != 0:
@@ -483,7 +495,9 @@ def main() -> int:
     try:
         directory = chosen.package.absolute() if chosen.package else place / "package"
         made = lazy_package.prepared(directory, chosen.source, files=chosen.files, size=chosen.size_mib * MIB)
-        rows, tracker_mib = measured(place, made, chosen.modules, chosen.rate_mbit, chosen.repeat, brief=chosen.brief)
+        rows, tracker_mib = measured(
+            place, made, chosen.modules, chosen.rate_mbit, chosen.repeat, brief=chosen.brief, trace=chosen.trace
+        )
     finally:
         shutil.rmtree(place, ignore_errors=True)
     if chosen.json:

@@ -61,10 +61,10 @@ class Made:
         return f"{alias}:v1"
 
 
-def prepared(directory: Path, source: Path, *, files: int = 0, size: int = 0) -> Made:
+def prepared(directory: Path, source: Path, *, files: int = 0, size: int = 0, order: Path | None = None) -> Made:
     """The package in `directory`, made of `source` where none is there: copied, with generated
-    files until it has so many files and bytes, packed and pushed. Raises CalledProcessError,
-    OSError."""
+    files until it has so many files and bytes, packed, in the order of a trace where there is one,
+    and pushed. Raises CalledProcessError, OSError."""
     try:
         return Made(directory, **json.loads((directory / MADE).read_text()))
     except FileNotFoundError:
@@ -81,6 +81,7 @@ def prepared(directory: Path, source: Path, *, files: int = 0, size: int = 0) ->
     layout, origin = ("--layout", str(directory / "layout")), ("--origin", f"file://{directory / 'origin'}")
     entrypoint = json.dumps([os.path.realpath(sys.executable), "-I", "-S", "-c", PROGRAM])
     words = ("pack", str(directory / "source"), "-t", NAME, "--format", "tree", "--entrypoint", entrypoint)
+    words += ("--order", str(order)) if order is not None else ()
     subprocess.run([*P2PDIST, *words, *layout], check=True, stdout=sys.stderr)
     subprocess.run([*P2PDIST, "push", NAME, *layout, *origin], check=True, stdout=sys.stderr)
     shutil.rmtree(directory / "layout")
@@ -112,8 +113,11 @@ def main() -> int:
     )
     parser.add_argument("directory", type=Path, metavar="DIR")
     add_options(parser)
+    parser.add_argument("--order", type=Path, metavar="TRACE", help="pack it by this trace (bench.lazy --trace)")
     chosen = parser.parse_args()
-    made = prepared(chosen.directory.absolute(), chosen.source, files=chosen.files, size=chosen.size_mib * MIB)
+    made = prepared(
+        chosen.directory.absolute(), chosen.source, files=chosen.files, size=chosen.size_mib * MIB, order=chosen.order
+    )
     print(json.dumps(asdict(made) | {"directory": os.fspath(made.directory)}))
     return 0
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median_low
+from typing import NamedTuple
 
 import msgspec
 import zstandard
@@ -71,6 +72,14 @@ class Traced(msgspec.Struct, frozen=True, array_like=True, gc=False):
     path: bytes
 
 
+class Part(NamedTuple):
+    """So many `chunks` of the file at `path`, from the chunk number `first` on."""
+
+    path: bytes
+    first: int
+    chunks: int
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """Spans in the order in which they were read. What was read later than `lasted_ms` is not
@@ -86,10 +95,10 @@ class Trace:
         return sum(span.count for span in self.spans)
 
     @property
-    def paths(self) -> tuple[bytes, ...]:
-        """Paths of its contents, in the order of their first spans."""
-        paths = (self.contents[span.content].path for span in self.spans)
-        return tuple(path for path in dict.fromkeys(paths) if path)
+    def parts(self) -> tuple[Part, ...]:
+        """What it names, in order, by the paths of files."""
+        named = ((self.contents[span.content].path, span) for span in self.spans)
+        return tuple(Part(path, span.first, span.count) for path, span in named if path)
 
 
 class _Trace(msgspec.Struct, frozen=True, array_like=True):

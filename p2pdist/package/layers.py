@@ -22,6 +22,7 @@ from typing import Any, cast
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.manifest import LAYERS_MAX, Descriptor, Reference
+from p2pdist.model.trace import Part
 from p2pdist.package.image.reproducible import recompile
 from p2pdist.package.image.squashfs import LEVEL, check_apart
 from p2pdist.package.pack import Packed, Provenance, Settings, examples, pack
@@ -62,7 +63,7 @@ class Layer:
 class PackOptions:
     """What holds for all layers of a package. `mtime` and `world_readable` as pack takes them;
     `reproducible` replaces compiled Python; `follow_links` packs files in the place of links that
-    lead out of the package; `order` are paths of the package whose contents lie first in packs;
+    lead out of the package; `order` are the chunks that lie first in the packs of trees;
     without `bootstrapping` the package gets no bootstrap."""
 
     base: Reference | None = None
@@ -73,7 +74,7 @@ class PackOptions:
     reproducible: bool = False
     world_readable: bool = False
     follow_links: bool = False
-    order: tuple[bytes, ...] = ()
+    order: tuple[Part, ...] = ()
     bootstrapping: Bootstrapping | None = None
 
 

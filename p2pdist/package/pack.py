@@ -33,6 +33,7 @@ from p2pdist.model.manifest import (
     encode_manifest,
 )
 from p2pdist.model.modelpack import is_model
+from p2pdist.model.trace import Part
 from p2pdist.package.image.preflight import preflight
 from p2pdist.package.image.squashfs import LEVEL, build_image, check_apart
 from p2pdist.package.repository.contract import (
@@ -186,7 +187,7 @@ async def pack(
     modes: Mapping[bytes, int] | None = None,
     timeless: bool = False,
     world_readable: bool = False,
-    order: tuple[bytes, ...] = (),
+    order: tuple[Part, ...] = (),
     provenance: Provenance | None = None,
     bootstrapping: Bootstrapping | None = None,
     on_progress: OnProgress | None = None,
@@ -200,7 +201,7 @@ async def pack(
     directories above them; a directory stands for itself, not for its entries. `modes` replace the
     modes of entries, by path below the source; `world_readable` is chmod a+rX. `xattrs` carries
     extended attributes `user.*`, in trees only; `timeless` gives the directories of a tree the time
-    0; `order` are paths below the source whose contents lie first in the packs of a tree.
+    0; `order` are the chunks that lie first in the packs of a tree, by paths below the source.
     `provenance` is by default the source itself. Without `bootstrapping` the package gets no
     bootstrap.
 

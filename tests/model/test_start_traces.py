@@ -207,7 +207,7 @@ def test_a_version_inherits_by_content_and_by_path() -> None:
     tree = [file(b"a.py", e), file(b"moved.py", c), file(b"b.py", b), Symlink(b"d.py", 0, b"b.py")]
     inherited = inherit(trace, [tree])
     assert expanded(inherited) == [(c, 0), (e, 0), (b, 0)]
-    assert inherited.paths == (b"c.py", b"a.py", b"b.py") and inherited.lasted_ms == 9
+    assert [part.path for part in inherited.parts] == [b"c.py", b"a.py", b"b.py"] and inherited.lasted_ms == 9
 
 
 def test_the_upper_layer_has_the_path() -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from tree_rig import read_back
 
 from p2pdist.model.manifest import parse_reference
+from p2pdist.model.trace import Part
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layers import PackOptions, pack_layers, plain_layer
 from p2pdist.package.pack import Packed
 
-ORDER = (b"d/zz", b"large", b"no/such", b"b", b"d/zz", b"a")
+ORDER = tuple(Part(path, 0, 99) for path in (b"d/zz", b"large", b"no/such", b"b", b"d/zz", b"a"))
 
 
 def make_source(directory: Path) -> Path:
@@ -28,7 +29,7 @@ def make_source(directory: Path) -> Path:
     return source
 
 
-async def packed(source: Path, layout: Path, order: tuple[bytes, ...]) -> tuple[Packed, list[bytes]]:
+async def packed(source: Path, layout: Path, order: tuple[Part, ...]) -> tuple[Packed, list[bytes]]:
     """The package, and its files in the order in which their first chunks lie in the packs."""
     opened = LocalLayout(layout)
     try:
@@ -66,5 +67,5 @@ async def test_what_packs_have_stays_where_it_is(tmp_path: Path) -> None:
     assert paths == as_listed and ordered.parts == plain.parts
     for name in ("f", "g"):
         (source / name).write_bytes(os.urandom(3000))
-    _, paths = await packed(source, tmp_path / "layout", (b"g", b"f"))
+    _, paths = await packed(source, tmp_path / "layout", (Part(b"g", 0, 1), Part(b"f", 0, 1)))
     assert paths.index(b"g") < paths.index(b"f")

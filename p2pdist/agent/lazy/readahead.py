@@ -34,6 +34,9 @@ class ReadAhead:
     loop."""
 
     def __init__(self, filler: Filler) -> None:
+        self.fetches = True
+        """Whether pieces are fetched for what lies ahead: not while a trace says what is read next.
+        Written by the owner."""
         self._filler = filler
         self._windows: dict[int, range] = {}
         """By the cell in its middle each window of which that was not read yet, the latest last."""
@@ -50,7 +53,7 @@ class ReadAhead:
         for cell in cells:
             window = self._windows.pop(cell, None)
             if window is not None:
-                self._open(window.stop, min(2 * len(window), FAR), "ahead")
+                self._open(window.stop, min(2 * len(window), FAR), "ahead" if self.fetches else "none")
 
     def close(self) -> None:
         """Fill nothing more."""

@@ -609,11 +609,13 @@ async def _fill_ahead(view: LazyView, start: Start) -> None:
         await view._arranged.wait()
         if trace is None:
             return
+        view.readers.ahead.fetches = False
         early = not view.layers
         await _fill_in_order_of(view, trace)
         view.sight.end("prefetched")
     finally:
         view.sight.prepared.set()
+        view.readers.ahead.fetches = True
     if early:  # what has another content at the path of the one in the trace is known with the trees
         await view.listed.wait()
         await _fill_in_order_of(view, trace)

@@ -319,7 +319,7 @@ def _pack_options(given: Choices, project: Project | None) -> PackOptions:
         reproducible=given.reproducible,
         world_readable=given.world_readable,
         follow_links=given.follow_links,
-        order=read_trace_file(given.order).paths if given.order is not None else (),
+        order=read_trace_file(given.order).parts if given.order is not None else (),
         bootstrapping=None if given.bootstrap is False else bootstrapping(always=bool(given.bootstrap)),
     )
 

@@ -10,20 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Manifest
+from p2pdist.model.trace import Part
+from p2pdist.model.tree import ChunkList
 from p2pdist.package.repository.contract import LocalRepository, Repository
 from p2pdist.package.source.scan import Ignore, TreeScan, check_names, scan_tree
 from p2pdist.package.thread import stoppable
 from p2pdist.package.tree.cache import CacheFile, Damaged, FilesCache, Head, Outcome
 from p2pdist.package.tree.entries import Assembler
+from p2pdist.package.tree.order import WaitingChunks, brought_by
 from p2pdist.package.tree.pack_pool import PackPool, blob_sizes, read_pack_pool
 from p2pdist.package.tree.packfile import PackWriter
-from p2pdist.package.tree.reader import ContentReader, FileToRead
+from p2pdist.package.tree.reader import ContentReader, FileToRead, Read
 from p2pdist.package.tree.usage import Usage
 from p2pdist.package.tree.writer import Built, remember, store_tree
 
@@ -51,9 +55,9 @@ class Options:
     """Give directories the time 0."""
     world_readable: bool = False
     """chmod a+rX."""
-    order: tuple[bytes, ...] = ()
-    """Paths whose contents go into packs before all others, in this order, as far as no pack has
-    them."""
+    order: tuple[Part, ...] = ()
+    """The chunks that go into packs before all others, in this order, as far as no pack has them,
+    and behind them the other chunks of their files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,7 @@ async def _build(work: _Work, files_cache: FilesCache) -> Tree:
     with layout.temporary_directory() as scratch:
         built = Built(PackWriter(scratch), PackWriter(scratch))
         try:
-            await stoppable(stopped, _assemble, built, work, pool, files_cache, stopped)
+            await stoppable(stopped, _assemble, built, work, pool, files_cache, scratch, stopped)
             outcome, written = await store_tree(built, pool, layout, stopped)
         finally:
             stopped.set()
@@ -153,7 +157,9 @@ async def _build(work: _Work, files_cache: FilesCache) -> Tree:
     return Tree(outcome, written, work.scan)
 
 
-def _assemble(built: Built, work: _Work, pool: PackPool, files_cache: FilesCache, stopped: threading.Event) -> None:
+def _assemble(
+    built: Built, work: _Work, pool: PackPool, files_cache: FilesCache, scratch: Path, stopped: threading.Event
+) -> None:
     """On a thread: build the tree, and write its new contents into packs."""
     options = work.options
     usage = Usage(pool, files_cache)
@@ -173,9 +179,11 @@ def _assemble(built: Built, work: _Work, pool: PackPool, files_cache: FilesCache
     reader = ContentReader(
         usage.chunk_index.lookup(len(builder.unread)), built.new, lambda count: work.on_bytes(count, total), stopped
     )
-    sequence = _sequence(builder.unread, [work.scan.path(path) for path in options.order])
-    results = reader.read(builder.unread[number] for number in sequence)
-    builder.fill([read for _, read in sorted(zip(sequence, results, strict=True), key=lambda pair: pair[0])])
+    order = [part._replace(path=work.scan.path(part.path)) for part in options.order]
+    first = _read_first(reader, builder.unread, order, built.new, scratch) if order else {}
+    rest = [number for number in range(len(builder.unread)) if number not in first]
+    results = zip(rest, reader.read(builder.unread[number] for number in rest), strict=True)
+    builder.fill([read for _, read in sorted((*first.items(), *results))])
     check_names(work.scan, ignore=options.ignore, only=options.only)
     built.new.close()
     usage.update(builder, reader.chunk_lists)
@@ -183,13 +191,28 @@ def _assemble(built: Built, work: _Work, pool: PackPool, files_cache: FilesCache
     built.pages, built.sections = builder.pages(usage.cached, pool.pages.__contains__)
 
 
-def _sequence(files: list[FileToRead], first: list[bytes]) -> list[int]:
-    """The numbers of the files in the order in which they are read, and so lie in packs: those with
-    the paths `first`, then the others as they are."""
-    if not first:
-        return list(range(len(files)))
-    places = {path: place for place, path in reversed(list(enumerate(first)))}
-    return sorted(range(len(files)), key=lambda number: places.get(files[number].path, len(first)))
+def _read_first(
+    reader: ContentReader, files: Sequence[FileToRead], order: Sequence[Part], packs: PackWriter, scratch: Path
+) -> dict[int, Read]:
+    """Read the files whose chunks lie first in packs, and add them to the packs; returns what was
+    read, by the number of the file."""
+    numbers = {file.path: number for number, file in enumerate(files)}
+    chosen = list(dict.fromkeys(numbers[part.path] for part in order if part.path in numbers))
+    waiting = reader.writer = WaitingChunks(scratch)
+    try:
+        results = dict(zip(chosen, reader.read(files[number] for number in chosen), strict=True))
+        chunks = {files[number].path: _chunks_of(read, reader.chunk_lists) for number, read in results.items()}
+        wanted = (brought_by(part, chunks[part.path]) for part in order if part.path in chunks)
+        waiting.write(packs, chain.from_iterable(wanted))
+    finally:
+        reader.writer = packs
+        waiting.close()
+    return results
+
+
+def _chunks_of(read: Read, chunk_lists: Mapping[bytes, bytes]) -> Sequence[tuple[bytes, int]]:
+    """Names and lengths of the chunks of a file."""
+    return ChunkList.decode(chunk_lists[read.chunks]).chunks if read.chunks else [(read.content, 0)]
 
 
 def _present(layout: LocalRepository, outcome: Outcome) -> bool:

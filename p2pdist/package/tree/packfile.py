@@ -80,13 +80,16 @@ class PackWriter:
         self._open = None
 
     def _failure(self, error: OSError) -> P2PDistError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            space = os.statvfs(self._directory)
-            needed = sum(pack.content.pieces.layout.size for pack in self.packs) + (
-                self._open.size if self._open else 0
-            )
-            return DiskFull.on(str(self._directory), space, needed=needed, code=error.errno, kept=False)
-        return P2PDistError(f"cannot write to {self._directory}: {error.strerror}", remedy=remedy_of(error))
+        needed = sum(pack.content.pieces.layout.size for pack in self.packs) + (self._open.size if self._open else 0)
+        return write_failure(self._directory, error, needed=needed)
+
+
+def write_failure(directory: Path, error: OSError, *, needed: int) -> P2PDistError:
+    """What to raise where so many bytes could not be written into a directory."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        space = os.statvfs(directory)
+        return DiskFull.on(str(directory), space, needed=needed, code=error.errno, kept=False)
+    return P2PDistError(f"cannot write to {directory}: {error.strerror}", remedy=remedy_of(error))
 
 
 class _Open:

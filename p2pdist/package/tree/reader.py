@@ -40,7 +40,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from blake3 import blake3
 from pyfastcdc import FastCDC
@@ -49,7 +49,6 @@ from p2pdist.model.catalog import ChunkEncoder
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, content_hash
 from p2pdist.package.source.scan import Row, changed, file_system, unreadable
-from p2pdist.package.tree.packfile import PackWriter
 
 CUT_AVERAGE = 128 << 10
 CUT_MIN = 32 << 10
@@ -198,6 +197,17 @@ class ChangeTimes:
         return kind in SET_CTIME or (kind == OVERLAY and row.ctime_ns != row.mtime_ns)
 
 
+class ChunkWriter(Protocol):
+    """Gets the chunks that are new."""
+
+    @property
+    def chunks(self) -> Container[bytes]:
+        """Those that it has got."""
+
+    def add(self, chunk: bytes, length: int, stored: bytes) -> None:
+        """Take the stored form of a chunk of `length` bytes."""
+
+
 @dataclass(slots=True)
 class ContentReader:
     """Reads files and adds to `writer` the chunks that are not in `known`. `on_bytes` is called
@@ -206,7 +216,7 @@ class ContentReader:
     """
 
     known: Container[bytes]
-    writer: PackWriter
+    writer: ChunkWriter
     on_bytes: Callable[[int], None]
     stopped: threading.Event
     chunk_lists: dict[bytes, bytes] = field(default_factory=dict)

@@ -1,0 +1,74 @@
+"""Chunks in packs in the order in which a start reads them, as a trace tells (p2pdist/model/trace).
+
+A start reads some chunks of a large library and none of those between them, and a host fetches
+packs by pieces of many chunks. So the chunks that a trace names lie first in the packs, one behind
+the other, whichever files they are of. The other chunks of these files follow.
+
+Where the chunks of a file end is known once it was read. So what has been read of the files of a
+trace waits in a file.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+from p2pdist.model.device import CELL_BYTES
+from p2pdist.model.trace import Part
+from p2pdist.package.tree.packfile import PackWriter, write_failure
+
+
+def brought_by(part: Part, chunks: Sequence[tuple[bytes, int]]) -> Sequence[bytes]:
+    """The names of the chunks that a host fetches for a part of a file with these chunks, names and
+    lengths: also those with which it shares cells of a device, which are filled as a whole
+    (p2pdist/model/device). A file of several chunks has cells of its own."""
+    ends = list(accumulate(length for _, length in chunks))
+    last = min(part.first + part.chunks, len(ends))
+    if part.first >= last:
+        return ()
+    begin = (ends[part.first] - chunks[part.first][1]) // CELL_BYTES * CELL_BYTES
+    end = -(-ends[last - 1] // CELL_BYTES) * CELL_BYTES
+    first, stop = bisect_right(ends, begin), bisect_left(ends, end) + 1
+    return [name for name, _ in chunks[min(first, part.first) : max(stop, last)]]
+
+
+class WaitingChunks:
+    """Chunks that wait in a file in `directory` until `write` adds them to packs. Raises DiskFull
+    and P2PDistError."""
+
+    def __init__(self, directory: Path) -> None:
+        self.chunks: dict[bytes, tuple[int, int, int]] = {}
+        """By name: length, and where the stored form begins and ends in the file."""
+        self._directory, self._size = directory, 0
+        try:
+            self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 # until `close`
+        except OSError as error:
+            raise write_failure(directory, error, needed=0) from error
+
+    def add(self, chunk: bytes, length: int, stored: bytes) -> None:
+        """Have the stored form of a chunk of `length` bytes wait."""
+        try:
+            self._file.write(stored)
+        except OSError as error:
+            raise write_failure(self._directory, error, needed=self._size + len(stored)) from error
+        self.chunks[chunk] = (length, self._size, self._size + len(stored))
+        self._size += len(stored)
+
+    def write(self, writer: PackWriter, first: Iterable[bytes]) -> None:
+        """Add them all to the packs: those with the names `first` in this order, then the others as
+        they came. Other names count for nothing."""
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise write_failure(self._directory, error, needed=self._size) from error
+        for chunk in dict.fromkeys((*(name for name in first if name in self.chunks), *self.chunks)):
+            length, begin, end = self.chunks[chunk]
+            writer.add(chunk, length, os.pread(self._file.fileno(), end - begin, begin))
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._file.close()
