@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,7 @@ from p2pdist.model.manifest import Config, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.model.selection import Selection
+from p2pdist.model.trace import Trace
 from p2pdist.model.tree import File, content_hash
 from p2pdist.mount.lazy import fill_method
 from p2pdist.mount.lazy.fuse import IMAGE
@@ -524,10 +526,35 @@ async def test_what_lies_behind_a_miss_is_filled_and_the_next_window_is_fetched(
         for _ in range(10):
             view.readers.ahead.missed([count - 1])
         assert await ahead() == {*range(1 + 3 * near), cell}
+        view.readers.ahead.fetches, asked = False, len(packs.asked)
+        view.readers.ahead.missed([cell])
+        view.readers.read(range(cell + 1 + near // 2, cell + 2 + near // 2))
+        assert await ahead() == {*range(1 + 3 * near), cell} and len(packs.asked) == asked
     device = (tmp_path / DEVICE).read_bytes()
     for number in (*range(1 + 3 * near), cell):
         begin = number * CELLS.file_bytes + CELLS.file_bytes - CELL_BYTES
         assert device[begin : begin + CELL_BYTES] == contents[number]
+    await view.close()
+
+
+async def test_beside_a_trace_nothing_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What readers come to is in the trace; what lies behind that would come before it."""
+    view, fetches = whole_view(tmp_path), []
+
+    async def fill(view: LazyView, trace: Trace) -> None:
+        fetches.append(view.readers.ahead.fetches)
+        if len(fetches) == 2:
+            raise Unavailable("the view is gone", remedy="")
+
+    monkeypatch.setattr(lazy_view, "_fill_in_order_of", fill)
+    view.layers = [()]
+    view._arranged.set()
+    for trace, wanted in ((None, []), (Trace(), [False]), (Trace(), [False, False])):
+        start = Start(Traces(Absent), "app:v1", "train")
+        start.trace.set_result(trace)
+        with suppress(Unavailable):
+            await lazy_view._fill_ahead(view, start)
+        assert (fetches, view.readers.ahead.fetches) == (wanted, True)
     await view.close()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.lazy_package import MADE, prepared
+from p2pdist.model.trace import Trace, encode_trace
 
 
 @pytest.mark.slow
@@ -23,3 +24,6 @@ def test_a_package_is_made_once_and_an_interrupted_attempt_is_none(tmp_path: Pat
     (directory / MADE).unlink()
     with pytest.raises(subprocess.CalledProcessError):
         prepared(directory, tmp_path / "nothing")
+    order = tmp_path / "start.trace"
+    order.write_bytes(encode_trace(Trace()))
+    assert prepared(tmp_path / "ordered", wheels, files=10, order=order).files == 10

@@ -22,18 +22,24 @@ from p2pdist.model.trace import Part
 from p2pdist.package.tree.packfile import PackWriter, write_failure
 
 
-def brought_by(part: Part, chunks: Sequence[tuple[bytes, int]]) -> Sequence[bytes]:
-    """The names of the chunks that a host fetches for a part of a file with these chunks, names and
-    lengths: also those with which it shares cells of a device, which are filled as a whole
-    (p2pdist/model/device). A file of several chunks has cells of its own."""
-    ends = list(accumulate(length for _, length in chunks))
-    last = min(part.first + part.chunks, len(ends))
-    if part.first >= last:
-        return ()
-    begin = (ends[part.first] - chunks[part.first][1]) // CELL_BYTES * CELL_BYTES
-    end = -(-ends[last - 1] // CELL_BYTES) * CELL_BYTES
-    first, stop = bisect_right(ends, begin), bisect_left(ends, end) + 1
-    return [name for name, _ in chunks[min(first, part.first) : max(stop, last)]]
+class FileChunks:
+    """The chunks of a file, by their names and lengths. A file of several has cells of its own
+    (p2pdist/model/device)."""
+
+    def __init__(self, chunks: Sequence[tuple[bytes, int]]) -> None:
+        self._names = [name for name, _ in chunks]
+        self._ends = list(accumulate(length for _, length in chunks))
+
+    def brought_by(self, part: Part) -> Sequence[bytes]:
+        """The names of the chunks that a host fetches for a part of the file: also those with which
+        it shares cells, which are filled as a whole."""
+        ends, last = self._ends, min(part.first + part.chunks, len(self._ends))
+        if part.first >= last:
+            return ()
+        begin = (ends[part.first - 1] if part.first else 0) // CELL_BYTES * CELL_BYTES
+        end = -(-ends[last - 1] // CELL_BYTES) * CELL_BYTES
+        first, stop = bisect_right(ends, begin), bisect_left(ends, end) + 1
+        return self._names[min(first, part.first) : max(stop, last)]
 
 
 class WaitingChunks:

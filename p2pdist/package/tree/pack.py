@@ -24,7 +24,7 @@ from p2pdist.package.source.scan import Ignore, TreeScan, check_names, scan_tree
 from p2pdist.package.thread import stoppable
 from p2pdist.package.tree.cache import CacheFile, Damaged, FilesCache, Head, Outcome
 from p2pdist.package.tree.entries import Assembler
-from p2pdist.package.tree.order import WaitingChunks, brought_by
+from p2pdist.package.tree.order import FileChunks, WaitingChunks
 from p2pdist.package.tree.pack_pool import PackPool, blob_sizes, read_pack_pool
 from p2pdist.package.tree.packfile import PackWriter
 from p2pdist.package.tree.reader import ContentReader, FileToRead, Read
@@ -202,7 +202,7 @@ def _read_first(
     try:
         results = dict(zip(chosen, reader.read(files[number] for number in chosen), strict=True))
         chunks = {files[number].path: _chunks_of(read, reader.chunk_lists) for number, read in results.items()}
-        wanted = (brought_by(part, chunks[part.path]) for part in order if part.path in chunks)
+        wanted = (chunks[part.path].brought_by(part) for part in order if part.path in chunks)
         waiting.write(packs, chain.from_iterable(wanted))
     finally:
         reader.writer = packs
@@ -210,9 +210,8 @@ def _read_first(
     return results
 
 
-def _chunks_of(read: Read, chunk_lists: Mapping[bytes, bytes]) -> Sequence[tuple[bytes, int]]:
-    """Names and lengths of the chunks of a file."""
-    return ChunkList.decode(chunk_lists[read.chunks]).chunks if read.chunks else [(read.content, 0)]
+def _chunks_of(read: Read, chunk_lists: Mapping[bytes, bytes]) -> FileChunks:
+    return FileChunks(ChunkList.decode(chunk_lists[read.chunks]).chunks if read.chunks else [(read.content, 0)])
 
 
 def _present(layout: LocalRepository, outcome: Outcome) -> bool:
