@@ -96,7 +96,8 @@ def test_what_stands_by_for_a_mount_that_fails_ends(tmp_path: Path, stand_by: St
     (tmp_path / "file").touch()
     with pytest.raises(P2PDistError):
         mount_lazy(package, tmp_path / "file", work=work, stand_by=other)
-    assert processes(other)
+    assert other.waits
+    until(lambda: processes(other), "it is not seen")  # a program that has just begun has no words yet
     other.close()
     until(lambda: not processes(other), "it stays")
 
