@@ -24,6 +24,7 @@ from p2pdist.agent.pull.origin import REQUESTS_MAX
 from p2pdist.agent.pull.pulls import WAITED_FOR_S, Pull, waited_for
 from p2pdist.agent.pull.streams import UNREAD_BESIDE_BYTES
 from p2pdist.core.fair_queue import TokenBucket
+from p2pdist.core.sources import ResponseTimes
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Priority, PullRequest
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
@@ -318,9 +319,14 @@ async def test_a_reader_who_goes_away_leaves_no_turn_behind(site: Site) -> None:
 # -- pieces for which a reader waits
 
 
-async def test_pieces_that_readers_wait_for_come_first_and_once_along_the_whole_path(site: Site) -> None:
+async def test_pieces_that_readers_wait_for_come_first_and_once_along_the_whole_path(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Preseeds are stopped. What readers of several hosts wait for comes all the same, each piece
     once over each connection; nothing else does, and no pull becomes a start."""
+    # On a busy machine sources take longer to respond than hosts wait before they read the origin.
+    monkeypatch.setattr(ResponseTimes, "limit_s", lambda _, *, responded: 300.0)
+    monkeypatch.setattr(ResponseTimes, "starved_s", lambda _, piece_size, connected_s=None: 300.0)
     pieces, first_hosts = 32, 3
     digest = await site.publish(pieces)
     seed = await site.host("seed", preseed_bytes_s=1.0)
