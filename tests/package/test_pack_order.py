@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import subprocess
 from itertools import accumulate
 from pathlib import Path
@@ -15,14 +16,15 @@ from hypothesis import strategies as st
 from tree_rig import read_back
 
 from p2pdist.model.device import CELL_BYTES
-from p2pdist.model.errors import DiskFull
+from p2pdist.model.errors import DiskFull, P2PDistError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.trace import Part
 from p2pdist.model.tree import ChunkList, File
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layers import PackOptions, pack_layers, plain_layer
 from p2pdist.package.pack import Packed
-from p2pdist.package.tree.order import FileChunks
+from p2pdist.package.tree.order import FileChunks, WaitingChunks
+from p2pdist.package.tree.packfile import PackWriter
 from p2pdist.package.tree.reader import CUT_MAX, CUT_MIN
 
 ORDER = tuple(Part(path, 0, 99) for path in (b"d/zz", b"large", b"no/such", b"b", b"d/zz", b"a"))
@@ -130,6 +132,26 @@ async def test_only_the_chunks_that_a_trace_names_lie_first(tmp_path: Path) -> N
     begin = [*FileChunks(library).brought_by(last), small, *FileChunks(library).brought_by(order[2])]
     rest = [name for name, _ in library if name not in begin]
     assert rest and [name for _, name, _ in ordered][: len(begin) + len(rest)] == begin + rest
+
+
+def test_what_waits_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Small chunks on a full disk, for which the limit of file sizes stands; and a file that was
+    cut off."""
+    waiting, packs = WaitingChunks(tmp_path), PackWriter(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        waiting.add(b"one", 600, bytes(600))
+        with pytest.raises(P2PDistError, match="cannot write to"):
+            waiting.add(b"two", 600, bytes(600))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(waiting.chunks) == [b"one"]
+    os.truncate(waiting._file.fileno(), 100)
+    with pytest.raises(P2PDistError, match="has lost"):
+        waiting.write(packs, ())
+    packs.abandon()
+    waiting.close()
 
 
 @pytest.mark.root

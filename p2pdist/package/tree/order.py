@@ -4,8 +4,8 @@ A start reads some chunks of a large library and none of those between them, and
 packs by pieces of many chunks. So the chunks that a trace names lie first in the packs, one behind
 the other, whichever files they are of. The other chunks of these files follow.
 
-Where the chunks of a file end is known once it was read. So what has been read of the files of a
-trace waits in a file.
+Where the chunks of a file end is known once it was read. So the chunks of the files of a trace wait
+on the disk until all of these files are read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from p2pdist.model.device import CELL_BYTES
+from p2pdist.model.errors import P2PDistError
 from p2pdist.model.trace import Part
 from p2pdist.package.tree.packfile import PackWriter, write_failure
 
@@ -51,29 +52,41 @@ class WaitingChunks:
         """By name: length, and where the stored form begins and ends in the file."""
         self._directory, self._size = directory, 0
         try:
-            self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 # until `close`
+            # Without a buffer: what a full disk did not take would be written once more by `close`.
+            self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 # until `close`
         except OSError as error:
             raise write_failure(directory, error, needed=0) from error
 
     def add(self, chunk: bytes, length: int, stored: bytes) -> None:
         """Have the stored form of a chunk of `length` bytes wait."""
+        end = self._size + len(stored)
         try:
-            self._file.write(stored)
+            with memoryview(stored) as rest:
+                done = 0
+                while done < len(rest):
+                    done += os.pwrite(self._file.fileno(), rest[done:], self._size + done)
         except OSError as error:
-            raise write_failure(self._directory, error, needed=self._size + len(stored)) from error
-        self.chunks[chunk] = (length, self._size, self._size + len(stored))
-        self._size += len(stored)
+            raise write_failure(self._directory, error, needed=end) from error
+        self.chunks[chunk] = (length, self._size, end)
+        self._size = end
 
     def write(self, writer: PackWriter, first: Iterable[bytes]) -> None:
         """Add them all to the packs: those with the names `first` in this order, then the others as
         they came. Other names count for nothing."""
-        try:
-            self._file.flush()
-        except OSError as error:
-            raise write_failure(self._directory, error, needed=self._size) from error
         for chunk in dict.fromkeys((*(name for name in first if name in self.chunks), *self.chunks)):
             length, begin, end = self.chunks[chunk]
-            writer.add(chunk, length, os.pread(self._file.fileno(), end - begin, begin))
+            writer.add(chunk, length, self._read(begin, end))
+
+    def _read(self, begin: int, end: int) -> bytes:
+        data = bytearray()
+        try:
+            while part := os.pread(self._file.fileno(), end - begin - len(data), begin + len(data)):
+                data += part
+        except OSError as error:
+            raise write_failure(self._directory, error, needed=self._size) from error
+        if len(data) != end - begin:
+            raise P2PDistError(f"{self._directory} has lost what was written there", remedy="See dmesg for the disk")
+        return bytes(data)
 
     def close(self) -> None:
         """Forget what waits."""
