@@ -64,6 +64,22 @@ CREATE TABLE IF NOT EXISTS opened (digest TEXT PRIMARY KEY, source TEXT NOT NULL
 CREATE TABLE IF NOT EXISTS opened_names (manifest TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (manifest, name)) WITHOUT ROWID;
 """
 
+_LOST = """
+CREATE TABLE IF NOT EXISTS lost (digest TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS blob_lost AFTER UPDATE OF complete ON blobs WHEN OLD.complete > NEW.complete
+    BEGIN INSERT OR IGNORE INTO lost VALUES (OLD.digest); END;
+CREATE TRIGGER IF NOT EXISTS blob_whole AFTER UPDATE OF complete ON blobs WHEN NEW.complete
+    BEGIN DELETE FROM lost WHERE digest=NEW.digest; END;
+CREATE TRIGGER IF NOT EXISTS blob_gone AFTER DELETE ON blobs BEGIN DELETE FROM lost WHERE digest=OLD.digest; END;
+CREATE TRIGGER IF NOT EXISTS tree_lost AFTER UPDATE OF complete ON trees WHEN OLD.complete > NEW.complete
+    BEGIN INSERT OR IGNORE INTO lost VALUES (OLD.root); END;
+CREATE TRIGGER IF NOT EXISTS tree_whole AFTER INSERT ON trees WHEN NEW.complete
+    BEGIN DELETE FROM lost WHERE digest=NEW.root; END;
+CREATE TRIGGER IF NOT EXISTS tree_gone AFTER DELETE ON trees BEGIN DELETE FROM lost WHERE digest=OLD.root; END;
+"""
+"""What lost something and is not complete again. By triggers, so that it is written with the loss
+itself: an agent that is killed before the repair finds it."""
+
 _MOVED_NAMES = """
 BEGIN;
 INSERT OR IGNORE INTO opened_names SELECT source, substr(digest, length(source) + 2) FROM opened WHERE manifest=2;
@@ -177,7 +193,7 @@ class Index:
             )
         if version == _OPENED_VERSION:
             _check_opened(self._database, self._path)
-        self._database.executescript(_SCHEMA)
+        self._database.executescript(_SCHEMA + _LOST)
         if not any(row[1] == "pages" for row in self._database.execute("PRAGMA table_info(trees)")):
             self._database.execute("ALTER TABLE trees ADD COLUMN pages BLOB NOT NULL DEFAULT x''")
         self._database.executescript(_MOVED_NAMES)
@@ -467,6 +483,11 @@ def _check_opened(database: sqlite3.Connection, path: Path) -> None:
             f"the index {path} does not say any more what was decrypted, which no other host may get",
             remedy="Remove the store directory and pull again",
         )
+
+
+def lost_digests(index: Index) -> list[Digest]:
+    """The blobs and trees that were complete, lost something and are not complete again."""
+    return [row[0] for row in index._query("SELECT digest FROM lost ORDER BY digest")]
 
 
 def opened_rows(index: Index) -> list[tuple[Digest, Digest, int]]:

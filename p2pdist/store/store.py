@@ -53,7 +53,7 @@ from p2pdist.store.disk import (
     usable_bytes,
     usable_files,
 )
-from p2pdist.store.index import Index
+from p2pdist.store.index import Index, lost_digests
 from p2pdist.store.integrity import Integrity
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.files import Objects
@@ -370,6 +370,7 @@ class BlobStore:
             )
             self._blobs = recover(self._blob_context)
             self.note, self.set_note = self._index.note, self._index.set_note
+            self.lost = partial(lost_digests, self._index)
             self.packages = PackageRecords(self._index, self._lock)
             self.images = ImageRecords(self._index, self._lock)
             self.tags = TagRecords(self._index, self._lock)

@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.pull import pulls
 from p2pdist.agent.upkeep import scrub as scrub_module
 from p2pdist.agent.upkeep.scrub import NOTE, StoreScrub
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import PullRequest
 from p2pdist.origin.layout import LocalLayout
@@ -234,6 +236,44 @@ async def test_the_agent_runs_it_and_ends_it(tmp_path: Path, origin: LocalLayout
             while not agent.store.get(layer).complete:  # type: ignore[union-attr]
                 await asyncio.sleep(0.05)
         assert path.read_bytes() == before
+    finally:
+        await agent.stop()
+
+
+@pytest.mark.parametrize("lost", ["layer", "root", "catalog", "object"])
+async def test_what_was_dropped_before_a_kill_is_fetched_again_after_it(
+    tmp_path: Path, origin: LocalLayout, lost: str
+) -> None:
+    """As by a kill between the loss and its repair. What is not complete for another reason, as by
+    a pull that was ended, is left alone."""
+    if lost == "layer":
+        await push(origin, TAG, [os.urandom(5 * PIECE)])
+    else:
+        await pack_tree(tmp_path, origin, [os.urandom(3000 + number) for number in range(6)])
+    settings = AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0)
+    agent = Agent(settings)
+    await agent.start()
+    try:
+        package = (await pulled(agent, package=str(TAG))).package
+        assert package is not None
+        layer, store = package.manifest.layers[0].digest, agent.store
+        if lost == "object":
+            content = sorted(store.objects.contents())[2]
+            turn_at_rest(store.objects.path(content))
+            assert store.integrity.look([layer]) == [content.hex()] and not store.trees.complete(layer)
+        else:
+            digest = store.trees.list()[0].catalogs[0] if lost == "catalog" else layer
+            turn_at_rest(store.get(digest).path)  # type: ignore[union-attr]
+            assert store.integrity.look([digest]) == [digest] and store.lost() == [digest]
+        store.begin_vouched(Digest("sha256:" + "1" * 64), PIECE)
+    finally:
+        await agent.stop()
+    agent = Agent(replace(settings, scrub_s=WEEK))
+    await agent.start()
+    try:
+        await until(lambda: not agent.store.lost())
+        await until(lambda: all(map(agent.inventory.is_here, package.manifest.layers)))
+        assert [pull.reference for pull in agent.pulls.list()] == [str(TAG)]
     finally:
         await agent.stop()
 

@@ -425,11 +425,12 @@ class Verification:
         return {name for name, manifest in records if manifest and any(one.digest in layers for one in manifest.layers)}
 
     def _layers(self, wrong: Sequence[str]) -> set[Digest]:
-        """The layers that are or have something wrong."""
-        layers = {
-            Digest(name.rpartition(" ")[2]) for name in wrong if ":" in name
-        }  # of an image or a variant: the tree's
-        return layers | self._store.trees.records.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
+        """The layers that are or have something wrong, such as a catalog of a tree."""
+        records = self._store.trees.records
+        # Of an image or a variant the last word of the name is its tree.
+        blobs = {Digest(name.rpartition(" ")[2]) for name in wrong if ":" in name}
+        contents = {bytes.fromhex(name) for name in wrong if ":" not in name}
+        return blobs.union(records.with_any(contents), *map(records.needing, blobs))
 
     async def _repair(self, single: Sequence[Digest], among: set[str] | None = None) -> tuple[list[str], list[str]]:
         """Pull the packages that are incomplete, pinned ones first, or those `among` them, and the

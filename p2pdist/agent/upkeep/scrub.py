@@ -3,8 +3,8 @@ once a period (core/scrub.py).
 
 A thread of its own reads, behind all others at processor and disk, and stands still while pulls
 run. What is wrong is dropped, and the packages that it belongs to are pulled again, pinned ones
-first. Where a round stands is in the index, so a round outlasts kills, and a full disk costs no
-more than having read something twice.
+first. Where a round stands is in the index, as is what was dropped, so rounds and repairs outlast
+kills, and a full disk costs no more than having read something twice.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class StoreScrub:
         self._wait = wait or self._stopping.wait
         self._scrub = Scrub(period_s, _round(store.note(NOTE)), now=clock())
         self._saved_at = clock()
+        self._looked_for_lost = False
         self._bytes_total = 0
         self._share = 0.0
         self.checked = self.bytes_checked = self.wrong = 0
@@ -161,7 +162,12 @@ class StoreScrub:
             return []
 
     def _look(self) -> list[str]:
-        """What was changed, or may have been, while the agent was away."""
+        """What was dropped when the agent ended and never repaired; then what was changed, or may
+        have been, while it was away."""
+        if not self._looked_for_lost:
+            self._looked_for_lost = True
+            if lost := self._store.lost():
+                return [*lost]
         integrity = self._store.integrity
         wrong = integrity.look_at_all(lambda: not self._stopping.is_set())
         for digest in integrity.doubtful:

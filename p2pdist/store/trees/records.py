@@ -81,7 +81,7 @@ class TreeRecords:
 
     def with_any(self, contents: set[bytes]) -> set[Digest]:
         """The trees that have one of these contents."""
-        return {record.root for record in self if not contents.isdisjoint(self.contents(record.root))}
+        return {record.root for record in self if contents and not contents.isdisjoint(self.contents(record.root))}
 
     def needing(self, digest: Digest) -> set[Digest]:
         """The trees that keep a blob: their root or a catalog."""
