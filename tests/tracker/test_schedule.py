@@ -10,7 +10,15 @@ import pytest
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.planning.schedule import AT_ONCE_MAX, CROWD, JOIN_BATCH_S, JOIN_QUIET_S, PAUSE_S_PER_MEMBER, Schedule
+from tracker.core.planning.schedule import (
+    AT_ONCE_MAX,
+    CROWD,
+    JOIN_BATCH_S,
+    JOIN_QUIET_S,
+    PAUSE_S_PER_MEMBER,
+    PLAN_S_PER_MEMBER,
+    Schedule,
+)
 from tracker.core.swarm import Swarm
 
 PIECE = 64 << 10
@@ -136,6 +144,22 @@ def test_a_crowd_is_not_waited_for_for_ever() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("members", "wait_s"), [(CROWD, JOIN_BATCH_S), (1000, JOIN_BATCH_S), (10_000, 10_000 * PLAN_S_PER_MEMBER)]
+)
+def test_a_crowd_that_still_comes_is_waited_for_as_long_as_its_plan_takes(members: int, wait_s: float) -> None:
+    """Thousands of hosts that join over a second are given a few large plans, not many smaller ones
+    of which each draws the trees anew."""
+    known, schedule = swarms(members), Schedule()
+    (swarm,) = known.values()
+    swarm.stripes = 2
+    now = step = JOIN_QUIET_S / 2
+    while not schedule.take(known, now):
+        schedule.join(swarm, now)
+        now += step
+    assert wait_s <= now - step <= wait_s + 2 * step
+
+
 def test_the_first_hosts_are_not_planned_before_a_crowd_can_be_there() -> None:
     known, schedule = swarms(CROWD - 1), Schedule()
     (swarm,) = known.values()
@@ -158,4 +182,4 @@ def test_joins_to_a_large_swarm_that_rests_cost_one_comparison() -> None:
         schedule.join(swarm, JOIN_BATCH_S + step / 100)
         schedule.take(known, JOIN_BATCH_S + step / 100)
         assert schedule.next_at == schedule.wake_at == rested_at
-    assert schedule.take(known, rested_at) == [swarm]
+    assert schedule.take(known, rested_at + JOIN_QUIET_S) == [swarm]
