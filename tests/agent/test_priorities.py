@@ -23,6 +23,7 @@ from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.origin import REQUESTS_MAX
 from p2pdist.agent.pull.pulls import WAITED_FOR_S, Pull, waited_for
 from p2pdist.agent.pull.streams import UNREAD_BESIDE_BYTES
+from p2pdist.core.download.stripe import Stripe
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import ResponseTimes
 from p2pdist.model.digest import Digest
@@ -319,14 +320,19 @@ async def test_a_reader_who_goes_away_leaves_no_turn_behind(site: Site) -> None:
 # -- pieces for which a reader waits
 
 
-async def test_pieces_that_readers_wait_for_come_first_and_once_along_the_whole_path(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Preseeds are stopped. What readers of several hosts wait for comes all the same, each piece
-    once over each connection; nothing else does, and no pull becomes a start."""
-    # On a busy machine sources take longer to respond than hosts wait before they read the origin.
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts leave no source: on a busy machine a test takes longer than they wait before they read
+    the origin."""
     monkeypatch.setattr(ResponseTimes, "limit_s", lambda _, *, responded: 300.0)
     monkeypatch.setattr(ResponseTimes, "starved_s", lambda _, piece_size, connected_s=None: 300.0)
+    monkeypatch.setattr(Stripe, "stalled", lambda *_, **__: False)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_pieces_that_readers_wait_for_come_first_and_once_along_the_whole_path(site: Site) -> None:
+    """Preseeds are stopped. What readers of several hosts wait for comes all the same, each piece
+    once over each connection; nothing else does, and no pull becomes a start."""
     pieces, first_hosts = 32, 3
     digest = await site.publish(pieces)
     seed = await site.host("seed", preseed_bytes_s=1.0)
@@ -378,6 +384,7 @@ async def test_pieces_that_readers_wait_for_ride_on_the_streams_of_their_stripes
     assert set(pull._streams._open) == carriers, "the streams that asked for them have ended"
 
 
+@pytest.mark.usefixtures("patient")
 async def test_little_lies_unread_of_a_preseed_for_whose_pieces_readers_wait(site: Site) -> None:
     """Of its stripes, which are read seldom then: readers would request it again. A start, which
     the pull becomes, is limited by nothing."""
@@ -411,6 +418,7 @@ def room(stream: object) -> int:
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_reader_overtakes_what_comes_ahead(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """What is prefetched waits with its sender. A reader that waits for its last pieces gets them
     before those between, each piece once, and both streams end in order."""

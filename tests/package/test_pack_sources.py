@@ -149,7 +149,13 @@ def test_a_mount_point_of_which_everything_is_left_out_is_packed_empty() -> None
     def ignore(path: bytes, directory: bool) -> bool:
         return path.split(b"/")[0] != b"proc" or path.startswith(b"proc/")
 
-    assert [row.name for row in scan_tree(Path("/"), ignore=ignore).rows(b"")] == [b"proc"]
+    # Processes come and go there meanwhile.
+    with subprocess.Popen(["sh", "-c", "while :; do /bin/true; done"]) as churn:
+        try:
+            for _ in range(100):
+                assert [row.name for row in scan_tree(Path("/"), ignore=ignore).rows(b"")] == [b"proc"]
+        finally:
+            churn.kill()
 
 
 @pytest.mark.root

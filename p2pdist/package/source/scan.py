@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 
 import msgspec
@@ -414,11 +414,19 @@ def _list(
     """The rows of a directory, the paths of its subdirectories, and the paths that are left out."""
     prefix = directory + b"/" if directory else b""
     rows: list[_Row] = []
+    others: list[bytes] = []
     with _opened(root, directory) as handle, os.scandir(handle) as entries:
         while batch := list(islice(entries, _AT_ONCE)):
             # Names are encoded, and tuples made, for many entries at a time: that takes less than
             # the system calls do.
             names = "\0".join([entry.name for entry in batch]).encode(*_FILE_SYSTEM).split(b"\0")
+            if ignore is not None or only is not None:  # what is left out is not looked at: it may vanish
+                stays = [
+                    not leaves_out(prefix + name, entry.is_dir(follow_symlinks=False), ignore, only)
+                    for name, entry in zip(names, batch, strict=True)
+                ]
+                others += [prefix + name for name, stay in zip(names, stays, strict=True) if not stay]
+                names, batch = list(compress(names, stays)), list(compress(batch, stays))
             rows += [
                 (
                     name,
@@ -432,11 +440,6 @@ def _list(
                 )
                 for name, status in zip(names, [entry.stat(follow_symlinks=False) for entry in batch], strict=True)
             ]
-    others: list[bytes] = []
-    if ignore is not None or only is not None:
-        left = {row[0] for row in rows if leaves_out(prefix + row[0], stat.S_ISDIR(row[1]), ignore, only)}
-        others = [prefix + name for name in left]
-        rows = [row for row in rows if row[0] not in left]
     return rows, [prefix + row[0] for row in rows if row[1] & _S_IFMT == stat.S_IFDIR], others
 
 
