@@ -165,8 +165,9 @@ class StoreScrub:
         """What was dropped when the agent ended and never repaired; then what was changed, or may
         have been, while it was away."""
         if not self._looked_for_lost:
+            lost = self._store.lost()
             self._looked_for_lost = True
-            if lost := self._store.lost():
+            if lost:
                 return [*lost]
         integrity = self._store.integrity
         wrong = integrity.look_at_all(lambda: not self._stopping.is_set())
