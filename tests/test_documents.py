@@ -94,6 +94,25 @@ def test_every_file_in_a_document_exists(document: Path) -> None:
     assert lost("`core/there_is_none.py` and `core/uplink.py`") == ["core/there_is_none.py"]
 
 
+EXAMPLES = {"train.py", "t.py"}
+"""Programs of users in help texts."""
+
+
+def missing(text: str, modules: list[str]) -> list[str]:
+    """Modules that a text names, by the end of a path, and that are not among these."""
+    found = re.findall(r"(?<![\w/.<>])[\w/]+\.py\b", text)
+    return [name for name in found if name not in EXAMPLES and not any(each.endswith(f"/{name}") for each in modules)]
+
+
+def test_every_module_that_code_names_exists() -> None:
+    """Docstrings and comments say "(pieces.py)": a module that moves takes its name along there."""
+    places = {place: sorted((ROOT / place).rglob("*.py")) for place in ("p2pdist", "tracker", "tests", "bench")}
+    modules = [f"/{path.relative_to(ROOT)}" for paths in places.values() for path in paths]
+    code = [path for place in ("p2pdist", "tracker") for path in places[place]]
+    assert {path.name: wrong for path in code if (wrong := missing(path.read_text(), modules))} == {}
+    assert missing("as (core/uplink.py) and (there_is_none.py) do", modules) == ["there_is_none.py"]
+
+
 def test_metrics_and_their_documentation_agree() -> None:
     """Every metric has its row in operations.md, and every name there is a metric."""
     sources = [*(ROOT / "p2pdist" / "agent").rglob("*.py"), *(ROOT / "tracker").rglob("*.py")]

@@ -36,7 +36,7 @@ TREE_TYPE = "application/vnd.p2pdist.layer.v1.tree"
 CATALOG_TYPE = "application/vnd.p2pdist.catalog.v1"
 PACK_TYPE = "application/vnd.p2pdist.pack.v1"
 SEALED_TYPE = "application/vnd.p2pdist.sealed.v1"
-"""An encrypted blob (sealed.py)."""
+"""An encrypted blob (sealed_package.py)."""
 
 BLOB_TYPE = "application/octet-stream"
 PIECES_TYPE = "application/vnd.p2pdist.pieces.v1"
@@ -125,7 +125,7 @@ class Config:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """A package: config and content layers, bottom to top, the piece lists, and as parts the
-    catalogs and packs that its tree layers draw on, and encrypted blobs (sealed.py).
+    catalogs and packs that its tree layers draw on, and encrypted blobs (sealed_package.py).
     `artifact_type` is what a package is besides, "" for nothing else."""
 
     config: Descriptor

@@ -169,8 +169,8 @@ def model_layers(layers: Sequence[Descriptor]) -> list[ModelLayer]:
 
 
 def check_path(path: str, subject: str) -> None:
-    """Raises Corrupt, saying what `subject` does, for what is no path below the directory of a
-    model."""
+    """Raises Corrupt, saying what `subject` does, for a path that would lead out of the directory
+    of a model, or that is none."""
     shown = printable(path[:200])
     what = ""
     if not path:

@@ -55,8 +55,8 @@ def run_inside(
     files, or images that the agent at the Unix socket `agent` is fetching. `describe` is given that
     directory. What it writes there is gone afterwards. `announce` gets the line that says
     which method and why. With `entered` it is the program's root instead, in which these paths are
-    seen (enter.py). Returns its exit code as `program.run` does. Raises Unavailable, before the
-    program has started, when this host does not allow it."""
+    seen (program_root.py). Returns its exit code as `program.run` does. Raises Unavailable, before
+    the program has started, when this host does not allow it."""
     if reason := missing():
         raise Unavailable(f"the package cannot be shown in a user namespace: {reason}", remedy=_INSTALL)
     paths = [image.resolve() for image in images if isinstance(image, Path)]

@@ -4,7 +4,7 @@ first come, first served.
 A lease holder keeps REQUESTS_MAX piece requests under way for its stripe, and waits when it would
 be more than LEAD_MAX pieces ahead of the children that it feeds, pieces under way included, as
 `Uplink.reading` in agent/uplink.py does. A host that reads for a swarm asks for each piece by
-itself (bittorrent_fetch.py). The origin does not serve the requests of a reader that has gone.
+itself (bittorrent.py). The origin does not serve the requests of a reader that has gone.
 While it is away it answers that it is unavailable.
 """
 

@@ -417,7 +417,7 @@ class LimitedSite(web.BaseSite):
         connection.setblocking(False)
         accepted, server = _Accepted(connection, address_key(host), self._book.inputs), self._runner.server
         if server is None or not self._book.take(host, accepted):
-            self._warn("a connection from %s is refused: it has as many as it may, all of them in use", host)
+            self._warn("a connection from %s is refused: it or all together have as many as they may, all in use", host)
             connection.close()
             return
         serving = accepted.serve(server, self._ssl_context, self._handshake_s)

@@ -21,7 +21,7 @@ from p2pdist.agent.pull import pulls
 from p2pdist.agent.upkeep import scrub as scrub_module
 from p2pdist.agent.upkeep.scrub import NOTE, StoreScrub
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import P2PDistError
+from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import PullRequest
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.store.store import BlobStore
@@ -238,6 +238,37 @@ async def test_the_agent_runs_it_and_ends_it(tmp_path: Path, origin: LocalLayout
         assert path.read_bytes() == before
     finally:
         await agent.stop()
+
+
+async def test_what_was_dropped_before_a_failure_is_told_after_it(
+    agent: Agent, origin: LocalLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the index or the disk fails between two losses, or no more pulls may begin."""
+    await push(origin, TAG, [os.urandom(5 * PIECE), os.urandom(5 * PIECE)])
+    package = (await pulled(agent, package=str(TAG))).package
+    assert package is not None
+    layers = [layer.digest for layer in package.manifest.layers]
+    for layer in layers:
+        turn_at_rest(agent.store.get(layer).path)  # type: ignore[union-attr]
+    integrity, clock = agent.store.integrity, Clock()
+    scrub = scrub_of(agent, clock)
+
+    def fails(going: Callable[[], bool]) -> list[str]:
+        integrity.look(layers[:1])
+        raise Unavailable("the index cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(integrity, "look_at_all", fails)
+        assert scrub.step() == [] and clock.waits == [scrub_module.RETRY_S]
+    assert scrub.step() == layers[:1]
+    with monkeypatch.context() as patch:
+        patch.setattr(pulls, "PULLS_MAX", 0)
+        await scrub._repair(layers[:1])
+    assert scrub.step() == layers[1:], "what is not due yet"
+    clock.now += scrub_module.RETRY_S
+    assert sorted(scrub.step()) == sorted(layers)
+    await scrub._repair(layers)
+    assert agent.store.lost() == []
 
 
 @pytest.mark.parametrize("lost", ["layer", "root", "catalog", "object"])

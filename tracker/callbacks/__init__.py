@@ -10,8 +10,8 @@ key = "at least 32 characters"
 
 What was told is in the preseed's record. Before an attempt a tracker writes it there, and makes it
 only if the record was still as it knew it: of several trackers on one database one tells, and
-attempts and pauses outlive restarts. A tracker that dies during an attempt leaves it to the next,
-so a program may hear of an end twice, under one id.
+attempts and pauses outlive restarts. Where a tracker dies during an attempt another makes the
+next one, so a program may hear of an end twice, under one id.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PAUSE_S = 5.0
 PAUSE_FACTOR = 3.0
 PAUSE_S_MAX = 3600.0
 TRIES_MAX = 10
-"""After 5 s, 15 s, 45 s ... an hour; in all about four hours."""
+"""The first attempt, and nine after 5 s, 15 s, 45 s ... an hour: in all three and a half hours."""
 
 AT_ONCE_MAX = 16
 REQUEST_S_MAX = 10.0

@@ -7,8 +7,8 @@ receive it while the rest is still arriving. The pull ends only after a swarm's 
 of the file.
 
 Of a blob without a piece list every piece is provisional until the SHA-256 of the whole has matched
-(vouched.py). Bodies to clients are sent such pieces, but for their last one (`Body`). Of a blob
-with a list a client may wait for a part, which comes first then (`DemandedBody`).
+(vouched_pull.py). Bodies to clients are sent such pieces, but for their last one (`Body`). Of a
+blob with a list a client may wait for a part, which comes first then (`DemandedBody`).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ LOOK_S = 60.0
 """How often it is written down that all is right: what changes later is read again after a kill."""
 
 RETRY_S = 300.0
-"""After the disk or the index failed."""
+"""After the disk or the index failed, or what is damaged could not be pulled again."""
 
 STOP_S_MAX = 5.0
 """So long the end of the agent waits for a read that does not return."""
@@ -86,7 +87,9 @@ class StoreScrub:
         self._wait = wait or self._stopping.wait
         self._scrub = Scrub(period_s, _round(store.note(NOTE)), now=clock())
         self._saved_at = clock()
-        self._looked_for_lost = False
+        self._look_for_lost_at = 0.0
+        """When the index is next asked for what was dropped and not repaired; inf: never."""
+
         self._bytes_total = 0
         self._share = 0.0
         self.checked = self.bytes_checked = self.wrong = 0
@@ -130,8 +133,9 @@ class StoreScrub:
     async def _repair(self, wrong: Sequence[str]) -> None:
         try:
             repaired, failed = await self._verification.repair(wrong)
-        except P2PDistError as error:  # such as too many pulls: the next use fetches it
-            logger.error("%d things are damaged, and not fetched again: %s", len(wrong), error)
+        except P2PDistError as error:  # such as too many pulls
+            logger.error("%d things are damaged, and not fetched again for now: %s", len(wrong), error)
+            self._look_for_lost_at = self._clock() + RETRY_S
             return
         for name in repaired:
             logger.info("%s was damaged and is whole again", name)
@@ -158,15 +162,16 @@ class StoreScrub:
             return []
         except P2PDistError as error:
             logger.warning("the store cannot be read in the background: %s", error)
+            self._look_for_lost_at = 0.0  # it may have dropped something before
             self._wait(RETRY_S)
             return []
 
     def _look(self) -> list[str]:
-        """What was dropped when the agent ended and never repaired; then what was changed, or may
-        have been, while it was away."""
-        if not self._looked_for_lost:
+        """What was dropped and never repaired, since the agent ended or something failed; then what
+        was changed, or may have been, while it was away."""
+        if self._clock() >= self._look_for_lost_at:
             lost = self._store.lost()
-            self._looked_for_lost = True
+            self._look_for_lost_at = math.inf
             if lost:
                 return [*lost]
         integrity = self._store.integrity

@@ -2,7 +2,7 @@
 merged by an overlay.
 
 EROFS images say all but the contents of files, which are in the device, a file with holes. What is
-read of it waits until an agent has filled it; ways.py says what keeps readers waiting. Where
+read of it waits until an agent has filled it; fill_method.py says what keeps readers waiting. Where
 nothing keeps them any more, the kernel reads what there is: holes are no cells (model/device.py),
 and give EIO. With FUSE SquashFS images are read so as well. Files of a view lie in the directory of
 its record: the device, the number of its arrangement, the images, the supervisor's socket and log,
