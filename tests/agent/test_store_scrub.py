@@ -264,7 +264,7 @@ async def test_what_was_dropped_before_a_failure_is_told_after_it(
     with monkeypatch.context() as patch:
         patch.setattr(pulls, "PULLS_MAX", 0)
         await scrub._repair(layers[:1])
-    assert scrub.step() == layers[1:], "what is not due yet"
+    assert scrub.step() == layers[1:], "the other one is asked for too early"
     clock.now += scrub_module.RETRY_S
     assert sorted(scrub.step()) == sorted(layers)
     await scrub._repair(layers)

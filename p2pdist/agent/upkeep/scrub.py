@@ -36,7 +36,7 @@ LOOK_S = 60.0
 """How often it is written down that all is right: what changes later is read again after a kill."""
 
 RETRY_S = 300.0
-"""After the disk or the index failed, or what is damaged could not be pulled again."""
+"""After the disk or the index failed, or pulls that repair were refused."""
 
 STOP_S_MAX = 5.0
 """So long the end of the agent waits for a read that does not return."""
