@@ -6,6 +6,11 @@ then, in the order of the median times. Contents are named by their BLAKE3, so a
 package inherits the trace of the one before (`inherit`): what it still has keeps its place, and a
 file with another content takes the place of the content that was at its path.
 
+A recording also says where in packs lay what was read, other chunks of the cells that were read
+included (`Place`): a host without the package can ask for these pieces at once, before it knows
+where its contents are. That holds for these packs alone, so a trace has the places of the newest
+recording.
+
 Traces are kept by the package's name without its tag, and by entry point (`entry_name`).
 
 Encoded, a trace is a zstd frame of MessagePack. Nothing in one is trusted: it only says in which
@@ -24,7 +29,9 @@ from typing import NamedTuple
 import msgspec
 import zstandard
 
+from p2pdist.model.catalog import PACKS_MAX
 from p2pdist.model.device import Cells, DeviceChunk, DeviceLayout
+from p2pdist.model.digest import is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, TooLarge, UsageError
 from p2pdist.model.tree import CHUNK_LEAST, HASH_SIZE, PATH_BYTES_MAX, SIZE_MAX, Entry, File
 
@@ -72,6 +79,14 @@ class Traced(msgspec.Struct, frozen=True, array_like=True, gc=False):
     path: bytes
 
 
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """So many bytes, from `offset` on, of the pack with this number in the trace."""
+
+    pack: int
+    offset: int
+    length: int
+
+
 class Part(NamedTuple):
     """So many `chunks` of the file at `path`, from the chunk number `first` on."""
 
@@ -88,6 +103,10 @@ class Trace:
     contents: tuple[Traced, ...] = ()
     spans: tuple[Span, ...] = ()
     lasted_ms: int = 0
+    packs: tuple[str, ...] = ()
+    """Digests of the packs of `places`."""
+    places: tuple[Place, ...] = ()
+    """Where what was read lay, in the order in which it was."""
 
     @property
     def chunks(self) -> int:
@@ -106,6 +125,8 @@ class _Trace(msgspec.Struct, frozen=True, array_like=True):
     lasted_ms: int
     contents: list[Traced]
     spans: list[Span]
+    packs: list[str] = []
+    places: list[Place] = []
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -139,7 +160,8 @@ def check_entry(name: str) -> str:
 
 def encode_trace(trace: Trace) -> bytes:
     """Bytes of a trace. Raises TooLarge."""
-    plain = _pack(_Trace(_FORMAT, trace.lasted_ms, list(trace.contents), list(trace.spans)))
+    named = (list(trace.contents), list(trace.spans), list(trace.packs), list(trace.places))
+    plain = _pack(_Trace(_FORMAT, trace.lasted_ms, *named))
     data = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(plain)
     if len(data) > TRACE_BYTES_MAX or len(plain) > DECODED_BYTES_MAX:
         raise TooLarge(f"a trace of {len(trace.spans)} spans takes {len(data)} bytes, over {TRACE_BYTES_MAX}")
@@ -159,8 +181,10 @@ def decode_trace(data: bytes) -> Trace:
         raise Corrupt(f"this is no trace: {error}") from error
     if stated.format != _FORMAT:
         raise Corrupt("this is no trace, or one of a later format", remedy="Use a newer release, or record it again")
-    trace = Trace(tuple(stated.contents), tuple(stated.spans), stated.lasted_ms)
+    named = (tuple(stated.contents), tuple(stated.spans), stated.lasted_ms)
+    trace = Trace(*named, tuple(stated.packs), tuple(stated.places))
     _check(trace)
+    _check_places(trace)
     return trace
 
 
@@ -180,6 +204,16 @@ def _check(trace: Trace) -> None:
     ordered = all(before.at_ms <= after.at_ms for before, after in pairwise(spans))
     if not sound or not ordered or not 0 <= trace.lasted_ms <= AT_MS_MAX or trace.chunks > CHUNKS_MAX:
         raise Corrupt("a trace has spans that are impossible, out of order, or too many")
+
+
+def _check_places(trace: Trace) -> None:
+    packs, places = trace.packs, trace.places
+    sound = all(
+        0 <= place.pack < len(packs) and 0 <= place.offset <= SIZE_MAX and 0 < place.length <= SIZE_MAX
+        for place in places
+    )
+    if len(packs) > PACKS_MAX or len(places) > CHUNKS_MAX or not sound or not all(map(is_digest, packs)):
+        raise Corrupt("a trace names places in packs that are impossible, or too many")
 
 
 @dataclass(slots=True)
@@ -254,7 +288,26 @@ def _shortened(trace: Trace) -> Trace:
     """The first three quarters of the spans; how it went on is not known then."""
     spans = trace.spans[: len(trace.spans) * 3 // 4]
     contents = trace.contents[: 1 + max((span.content for span in spans), default=-1)]
-    return Trace(contents, spans, spans[-1].at_ms if spans else 0)
+    places = trace.places[: len(trace.places) * 3 // 4]
+    return Trace(contents, spans, spans[-1].at_ms if spans else 0, trace.packs, places)
+
+
+def placed(trace: Trace, places: Iterable[tuple[str, int, int]]) -> Trace:
+    """A trace with where in packs lay what was read, in that order: pack, offset and bytes of each
+    chunk. Those that lie one behind the other become one place. What is over a limit is left
+    out."""
+    packs: dict[str, int] = {}
+    found: list[Place] = []
+    for pack, offset, length in places:
+        number = packs.setdefault(pack, len(packs))
+        last = found[-1] if found else None
+        if number >= PACKS_MAX:
+            del packs[pack]
+        elif last is not None and (last.pack, last.offset + last.length) == (number, offset):
+            found[-1] = Place(number, last.offset, last.length + length)
+        elif len(found) < CHUNKS_MAX:
+            found.append(Place(number, offset, length))
+    return _fitting(replace(trace, packs=tuple(packs), places=tuple(found)))
 
 
 def read_chunks(layout: DeviceLayout, cells: Cells, read_ms: Mapping[int, int]) -> Iterator[tuple[DeviceChunk, int]]:
@@ -296,7 +349,8 @@ def merge(recordings: Sequence[Trace]) -> Trace:
     builder = TraceBuilder()
     for chunk in _ordered(times, lasted):
         builder.add(*chunk)
-    return builder.trace(paths, lasted[-1])
+    newest = next((trace for trace in recordings if trace.places), Trace())
+    return _fitting(replace(builder.trace(paths, lasted[-1]), packs=newest.packs, places=newest.places))
 
 
 def _ordered(times: dict[tuple[bytes, int], list[int]], lasted: list[int]) -> list[tuple[bytes, int, int]]:

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +18,16 @@ from lazy_rig import FetchedPack
 from p2pdist.agent.lazy.chunks import Chunks, Whereabouts
 from p2pdist.agent.lazy.filler import Filler
 from p2pdist.agent.lazy.forecast import forecast
-from p2pdist.agent.lazy.prefetch import Prefetch
+from p2pdist.agent.lazy.prefetch import Places, Prefetch
+from p2pdist.agent.lazy.sight import Sight
+from p2pdist.agent.lazy.traces import ViewContent, recorded
+from p2pdist.agent.lazy.view import _started
 from p2pdist.agent.pull.trees import SELECTED_SHARE_MAX
-from p2pdist.model.catalog import Pack, record
-from p2pdist.model.device import CELL_BYTES, Cells, DeviceChunk, DeviceLayout
+from p2pdist.model.catalog import Pack, Stored, record
+from p2pdist.model.device import CELL_BLOCKS, CELL_BYTES, Cells, DeviceChunk, DeviceLayout
 from p2pdist.model.digest import digest_of
-from p2pdist.model.manifest import PACK_TYPE, Descriptor, Manifest
+from p2pdist.model.manifest import PACK_TYPE, PIECES_SIZE, Descriptor, Manifest
+from p2pdist.model.trace import Place, Trace, placed
 from p2pdist.model.tree import ChunkList, content_hash
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.missing_contents import Contents, Entries, Missing, Tree, back, plan
@@ -168,3 +173,86 @@ async def test_pieces_of_a_trace_come_before_there_is_a_device(tmp_path: Path) -
     assert all(map(filler.has_cell, range(len(CONTENTS)))) and prefetch.bytes == CELL_BYTES * len(CONTENTS)
     assert {ahead for ahead, _ in packs.asked} == {True}
     filler.close()
+
+
+def manifest_of(pack: FetchedPack) -> Manifest:
+    cut = {PIECES_SIZE: str(pack.blob.layout.piece_size)}
+    return Manifest(Absent, (), (), (Descriptor(PACK_TYPE, pack.blob.digest, pack.blob.size, cut),))
+
+
+async def test_pieces_come_by_their_places_in_the_order_of_the_trace(tmp_path: Path) -> None:
+    """Each once, before it is known where contents are; places of other packs and versions name
+    none."""
+    store = BlobStore(tmp_path / "store")
+    pack = FetchedPack(store, CONTENTS)
+    size, piece = pack.blob.size, pack.blob.layout.piece_size
+    last = pack.blob.layout.count - 1
+    other, parts = str(digest_of(b"other")), [(size - 1, 1), (0, 1), (1, piece), (size - 5, 5), (size - 5, 6)]
+    trace = placed(Trace(), [(other, 0, 7), *((str(pack.blob.digest), *part) for part in parts)])
+    places = Places(trace, manifest_of(pack))
+    await places.bring(pack)
+    assert pack.asked == [(True, (last, 0, 1))]
+    held = [places.hold(pack.blob.digest, Stored(b"", 1, at, 1)) for at in (0, 2 * piece - 1, 2 * piece, size - 1)]
+    assert held == [True, True, False, True]
+    assert not places.hold(digest_of(b"other"), Stored(b"", 1, 0, 1))
+
+
+def test_a_trace_that_names_too_many_pieces_names_the_first_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another host recorded is not trusted: each place may name all pieces of a pack."""
+    pack = FetchedPack(BlobStore(tmp_path / "store"), CONTENTS)
+    piece = pack.blob.layout.piece_size
+    monkeypatch.setattr("p2pdist.agent.lazy.prefetch.PIECES_MAX", 2)
+    trace = placed(Trace(), [(str(pack.blob.digest), at * piece, 1) for at in (2, 0, 1)])
+    places = Places(trace, manifest_of(pack))
+    assert [places.hold(pack.blob.digest, Stored(b"", 1, at * piece, 1)) for at in range(3)] == [True, False, True]
+
+
+def test_cells_with_chunks_that_do_not_come_are_left_to_readers(tmp_path: Path) -> None:
+    """But for those of a chunk that has no place itself, as one of another version."""
+    store = BlobStore(tmp_path / "store")
+    packs = FetchedPack(store, CONTENTS)
+    filler = Filler(store, packs)
+    small = [drawn.to_bytes(2, "big") * 1024 for drawn in range(2 * CELL_BLOCKS)]  # half a block each, a cell has many
+    filler.layout = layout = DeviceLayout({content_hash(data): len(data) for data in small}, {})
+    stored = {content_hash(data): Stored(content_hash(data), len(data), at, len(data)) for at, data in enumerate(small)}
+    pack = packs.blob.digest
+    filler.chunks.whereabouts = Whereabouts({name: (pack, place) for name, place in stored.items()})
+    first, *_, last = layout.chunks()
+    named = [(0, first), (0, first), (1, last)]
+    every = set(range(len(small)))
+
+    def without(*places: int) -> list[int]:
+        return filler.without_neighbours(named, lambda _, place: place.offset in every.difference(places))
+
+    assert without() == [0, 1]
+    assert without(1) == [1]
+    assert without(0, 1) == [0, 1]
+    assert without(*every) == [0, 1]
+
+
+def test_what_is_recorded_says_where_the_chunks_of_cells_lie_in_packs() -> None:
+    names = [content_hash(bytes((number,))) for number in range(4)]
+    layout = DeviceLayout(dict.fromkeys(names, CELL_BYTES), {})
+    packs = [
+        packed("one", [(names[2], CELL_BYTES, 7), (names[0], CELL_BYTES, 9)]),
+        packed("two", [(names[1], CELL_BYTES, 5)]),
+    ]
+    trace = recorded(ViewContent([], layout, CELLS, packs), {1: 0, 2: 5, 0: 5, 3: 6}, 10)
+    assert trace.packs == (packs[1].digest, packs[0].digest)
+    assert trace.places == (Place(0, 0, 5), Place(1, 0, 16))
+
+
+async def test_the_pull_begins_when_what_the_trace_names_is_there(tmp_path: Path) -> None:
+    """To compute what is missing takes the interpreter from what fills the device."""
+    view: Any = SimpleNamespace(
+        sight=Sight(traced=True), readers=SimpleNamespace(quiet_in=lambda _: 0.0), _located=asyncio.Event()
+    )
+    view.sight.over.set()
+    started = asyncio.create_task(_started(view))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not started.done()
+    view.sight.prepared.set()
+    await started

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdist.model.device import BLOCK_BYTES, CELL_BLOCKS, CELL_BYTES, Cells, DeviceLayout
+from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, TooLarge, UsageError
 from p2pdist.model.trace import (
     AT_MS_MAX,
@@ -22,6 +23,7 @@ from p2pdist.model.trace import (
     JOINED_MS,
     PATHS_BYTES_MAX,
     TRACE_BYTES_MAX,
+    Place,
     Span,
     Trace,
     TraceBuilder,
@@ -32,6 +34,7 @@ from p2pdist.model.trace import (
     entry_name,
     inherit,
     merge,
+    placed,
     read_chunks,
 )
 from p2pdist.model.tree import Entry, File, Symlink, content_hash
@@ -47,6 +50,64 @@ def recorded(reads: list[tuple[bytes, int, int]], lasted_ms: int = 0) -> Trace:
         at_ms += later_ms
         builder.add(content, number, at_ms)
     return builder.trace({name: b"file-" + name.hex().encode() for name in NAMES}, max(at_ms, lasted_ms))
+
+
+PACKS = tuple(str(digest_of(b"%d" % number)) for number in range(2))
+
+
+def test_chunks_that_lie_one_behind_the_other_are_one_place() -> None:
+    one, other = PACKS
+    chunks = [(one, 0, 5), (one, 5, 7), (other, 12, 1), (one, 12, 2), (one, 20, 2), (one, 18, 2)]
+    trace = placed(recorded([(NAMES[0], 0, 0)]), chunks)
+    assert trace.packs == PACKS
+    assert trace.places == (Place(0, 0, 12), Place(1, 12, 1), Place(0, 12, 2), Place(0, 20, 2), Place(0, 18, 2))
+    assert decode_trace(encode_trace(trace)) == trace
+
+
+def test_a_trace_has_the_places_of_the_newest_recording_that_has_some() -> None:
+    reads = [(NAMES[0], 0, 0), (NAMES[1], 0, 1)]
+    newest, newer, old = (
+        recorded(reads),
+        placed(recorded(reads), [(PACKS[1], 3, 4)]),
+        placed(recorded(reads), [(PACKS[0], 0, 9)]),
+    )
+    merged = merge([newest, newer, old])
+    assert (merged.packs, merged.places) == ((PACKS[1],), (Place(0, 3, 4),))
+    assert expanded(merged) == expanded(newest)
+    assert merge([old]) == old
+
+
+def test_a_trace_of_an_earlier_release_has_no_places() -> None:
+    trace = recorded([(NAMES[0], 0, 0)], 7)
+    plain = msgspec.msgpack.encode(["p2pdist-trace-1", 7, trace.contents, trace.spans])
+    assert decode_trace(zstandard.ZstdCompressor(write_content_size=True).compress(plain)) == trace
+
+
+@pytest.mark.parametrize(
+    ("packs", "places"),
+    [
+        (("sha256:1",), ()),
+        (PACKS[:1], (Place(1, 0, 1),)),
+        (PACKS[:1], (Place(-1, 0, 1),)),
+        (PACKS[:1], (Place(0, -1, 1),)),
+        (PACKS[:1], (Place(0, 1 << 62, 1),)),
+        (PACKS[:1], (Place(0, 0, 0),)),
+        (PACKS[:1], (Place(0, 0, 1 << 62),)),
+        (PACKS[:1] * 1025, ()),
+        (PACKS[:1], (Place(0, 0, 1),) * (CHUNKS_MAX + 1)),
+    ],
+)
+def test_impossible_places_are_refused(packs: tuple[str, ...], places: tuple[Place, ...]) -> None:
+    with pytest.raises(Corrupt, match="places"):
+        decode_trace(encode_trace(Trace(packs=packs, places=places)))
+
+
+def test_places_over_the_limits_are_left_out() -> None:
+    trace = recorded([(NAMES[0], 0, 0)])
+    assert len(placed(trace, ((PACKS[0], 2 * number, 1) for number in range(CHUNKS_MAX + 5))).places) == CHUNKS_MAX
+    many = placed(trace, ((str(digest_of(b"%d" % number)), 0, 1) for number in range(1030)))
+    assert len(many.packs) == len(many.places) == 1024
+    assert decode_trace(encode_trace(many)) == many
 
 
 def expanded(trace: Trace) -> list[tuple[bytes, int]]:

@@ -162,6 +162,7 @@ def test_the_second_host_is_filled_by_what_the_first_one_read(site: Site, source
     assert paths(known) == ["start.sh", *READ]
     exported = site.directory / "start.trace"
     asked(site, "export", "team/app:v1", "-o", str(exported))
+    assert decode_trace(exported.read_bytes()).places
     assert first.stop() == 0  # else the next one has all of it from there at once
     # Views for no program have a trace of their own: with it, what is filled can be watched.
     asked(site, "import", "team/app:v1", str(exported))

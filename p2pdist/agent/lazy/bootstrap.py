@@ -54,7 +54,7 @@ async def bring_bootstrap(
     """The bootstrap of a package with these `layers`; None where it does not come, which the log
     tells. `come` is called when all its bytes are here."""
     try:
-        blob, pull = await fetcher.fetch(part, "preseed", None)
+        blob, pull = await fetcher.fetch(part, "start", None)  # else what a trace names would come before it
         with blob.held():
             if pull is not None:
                 await _come(blob, pull)

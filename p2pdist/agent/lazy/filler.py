@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from p2pdist.agent.lazy.chunks import Asked, Chunks, Fetcher, Whereabouts
+from p2pdist.model.catalog import Stored
 from p2pdist.model.device import Cells, DeviceChunk, DeviceLayout
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError
@@ -182,6 +183,20 @@ class Filler:
         for cell in cells if failures == self._failures else ():
             self._finished.add(cell)
             self._cut.pop(cell, None)
+
+    def without_neighbours(
+        self, cells: Iterable[tuple[int, DeviceChunk]], hold: Callable[[Digest, Stored], bool]
+    ) -> list[int]:
+        """Of cells that were chosen for a chunk each, every one once, but for those of which `hold`
+        says that the chunk lies in what comes, and others of the cell do not."""
+        packs = self.chunks.whereabouts.packs
+
+        def comes(chunk: DeviceChunk) -> bool:
+            place = packs.get(chunk.chunk)
+            return place is not None and hold(*place)
+
+        chosen = (cell for cell, chunk in cells if not comes(chunk) or all(map(comes, self._chunks_of(cell))))
+        return list(dict.fromkeys(chosen))
 
     def bytes_packed(self, cells: Iterable[int]) -> int:
         """As how many bytes the chunks of cells lie in packs."""

@@ -75,6 +75,11 @@ class PackedChunks(Mapping[bytes, tuple[Digest, Stored]]):
         return sum(1 for _ in self)
 
 
+def located(packs: Iterable[Pack]) -> PackedChunks:
+    """Where in these packs their chunks are. In a thread."""
+    return PackedChunks([_Pack.of(pack) for pack in packs if len(pack)])
+
+
 def forecast(store: BlobStore, manifest: Manifest, packs: Iterable[Pack], layout: DeviceLayout) -> Whereabouts:
     """Where chunks of a package come from whose catalogs list these `packs`. In a thread."""
     lists, objects = layout.chunk_lists, store.objects

@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
+from p2pdist.agent.lazy.forecast import located
 from p2pdist.agent.tasks import Tasks
+from p2pdist.model.catalog import Pack
 from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import P2PDistError
-from p2pdist.model.trace import Trace, TraceBuilder, read_chunks
+from p2pdist.model.trace import Trace, TraceBuilder, placed, read_chunks
 from p2pdist.model.tree import Entry, File
 
 RECORD_S = 600.0
@@ -45,11 +48,13 @@ class TraceSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ViewContent:
-    """What a view shows: trees, bottom to top, and where their contents lie in cells."""
+    """What a view shows: trees, bottom to top, where their contents lie in cells, and the packs
+    that their catalogs list."""
 
     trees: Sequence[Sequence[Entry]]
     layout: DeviceLayout
     cells: Cells
+    packs: Sequence[Pack]
 
 
 class Start:
@@ -165,7 +170,8 @@ async def _itself(shown: ViewContent) -> ViewContent:
 
 def recorded(shown: ViewContent, read_ms: Mapping[int, int], lasted_ms: int) -> Trace:
     """The trace of a start that read cells at these times, with the paths at which its contents
-    are; those of upper layers count. In a thread."""
+    are, where those of upper layers count, and with where the chunks of the cells lie in packs. In
+    a thread."""
     builder = TraceBuilder()
     for chunk, at_ms in read_chunks(shown.layout, shown.cells, read_ms):
         builder.add(chunk.content, chunk.number, at_ms)
@@ -177,4 +183,13 @@ def recorded(shown: ViewContent, read_ms: Mapping[int, int], lasted_ms: int) -> 
             if type(entry) is File and entry.content in contents:
                 fresh.setdefault(entry.content, entry.path)
         paths |= fresh
-    return builder.trace(paths, lasted_ms)
+    return placed(builder.trace(paths, lasted_ms), _places(shown, read_ms))
+
+
+def _places(shown: ViewContent, cells: Iterable[int]) -> Iterator[tuple[str, int, int]]:
+    """Pack, offset and bytes of each chunk of the cells, in their order."""
+    packed, seen = located(shown.packs), set[int]()
+    for chunk in chain.from_iterable(map(shown.layout.cell_chunks, cells)):
+        if chunk.at not in seen and (place := packed.get(chunk.chunk)) is not None:
+            seen.add(chunk.at)
+            yield place[0], place[1].offset, place[1].stored

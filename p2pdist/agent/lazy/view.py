@@ -40,7 +40,7 @@ from p2pdist.agent.lazy.chunks import Fetcher, Whereabouts
 from p2pdist.agent.lazy.filler import Filler, keep_filling
 from p2pdist.agent.lazy.forecast import forecast, forecast_by_bootstrap
 from p2pdist.agent.lazy.images import LazyImages
-from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
+from p2pdist.agent.lazy.prefetch import Places, Prefetch, cells_of_trace
 from p2pdist.agent.lazy.readers import Readers, Stalls
 from p2pdist.agent.lazy.sight import Sight
 from p2pdist.agent.lazy.traces import Start, ViewContent
@@ -48,8 +48,9 @@ from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
 from p2pdist.model.bootstrap import NAME_BYTES, Bootstrap
-from p2pdist.model.catalog import Pack
+from p2pdist.model.catalog import Pack, Stored
 from p2pdist.model.device import ARRANGEMENT, Cells, DeviceLayout
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest
 from p2pdist.model.messages import LazyStatus, PullRequest
@@ -160,6 +161,8 @@ class LazyView:
         """Set once the trees are known."""
         self._finding = False
         """Whether the trace has been asked for."""
+        self.places: Places | None = None
+        """What comes from where the trace says; None where it does not say so."""
         self._bytes_content, self._pinned = 0, ""
         """Those of the trees; and what is pulled again, as its tag may move meanwhile."""
         self.whole = False
@@ -199,12 +202,16 @@ class LazyView:
         self.find_trace()
         self.spawn(self._pull())
 
-    def find_trace(self) -> None:
-        """Ask for the trace of the start, and fill what it names, in the background. Idempotent."""
+    def find_trace(self, manifest: Manifest | None = None) -> None:
+        """Ask for the trace of the start, and fill what it names, in the background; where no
+        content is here, what it places in packs of this `manifest` is asked for at once.
+        Idempotent."""
         if self._start is not None and not self._finding:
             self._finding = True
             self.spawn(self._start.find())
             self.spawn(_fill_ahead(self, self._start))
+            if manifest is not None and not self._store.objects.sizes:
+                self.spawn(_bring_ahead(self, self._start, manifest))
 
     def show(self, bootstrap: Bootstrap, package: Package) -> None:
         """Show it by its bootstrap; the package is pulled once that is done."""
@@ -311,7 +318,7 @@ class LazyView:
         self.layers, self.layout = layers, layout
         self._filler.arrange(layout)
         self._bytes_content = layout.bytes_content
-        _tell_content(self)
+        _tell_content(self, packs)
         parts = (part for part in (*manifest.layers, *manifest.parts) if part.media_type in (TREE_TYPE, CATALOG_TYPE))
         for blob in filter(None, (self._store.get(part.digest) for part in parts)):
             with suppress(NotFound):  # another agent computes the layout from them
@@ -474,15 +481,15 @@ async def _content(store: BlobStore, fetcher: Fetcher, manifest: Manifest, cells
     """What a view of a package of trees shows, from the lists of the package. Raises
     P2PDistError."""
     await bring_lists(store, fetcher, manifest)
-    trees, layout, _ = await asyncio.to_thread(layout_of, store, manifest)
-    return ViewContent([entries for entries in trees if entries is not None], layout, cells)
+    trees, layout, packs = await asyncio.to_thread(layout_of, store, manifest)
+    return ViewContent([entries for entries in trees if entries is not None], layout, cells, packs)
 
 
-def _tell_content(view: LazyView) -> None:
+def _tell_content(view: LazyView, packs: Sequence[Pack]) -> None:
     """Say what is recorded as read, by its full names."""
     if view._start is not None and view.layout is not None and None not in view.layers:
         trees = [entries for entries in view.layers if entries is not None]
-        view._start.content = ViewContent(trees, view.layout, view._filler.device.cells)
+        view._start.content = ViewContent(trees, view.layout, view._filler.device.cells, packs)
 
 
 def _place(view: LazyView, whereabouts: Whereabouts, step: str) -> None:
@@ -513,11 +520,14 @@ async def _shown(view: LazyView) -> None:
 
 
 async def _started(view: LazyView) -> None:
-    """Return once a view is mounted and its readers have waited for nothing for QUIET_S, or wait
-    for what the pull is to compute, or soon: to compute that takes the processor from them."""
+    """Return once a view is mounted, what its trace names is filled in, and its readers have waited
+    for nothing for QUIET_S, or wait for what the pull is to compute, or soon: to compute that takes
+    the processor from them."""
     await _shown(view)
     with suppress(TimeoutError):
         async with asyncio.timeout(SHOWN_S_MAX):
+            if view.sight.traced:
+                await view.sight.prepared.wait()
             while (left := view.readers.quiet_in(QUIET_S)) > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left):
@@ -601,6 +611,18 @@ async def cover_unused(view: LazyView, directory: Path) -> None:
         pause_s = min(2 * pause_s, COVER_S_MAX)
 
 
+async def _bring_ahead(view: LazyView, start: Start, manifest: Manifest) -> None:
+    """Have the pieces come that the trace of the start names by places in packs."""
+    trace = await start.trace
+    try:
+        if trace is not None and trace.places:
+            view.places = Places(trace, manifest)
+            await view.places.bring(view._fetcher)
+    except P2PDistError as error:
+        view.places = None
+        logger.info("some of a trace is left to the pull: %s", error)
+
+
 async def _fill_ahead(view: LazyView, start: Start) -> None:
     """Fill what the trace of the start names, in its order."""
     try:
@@ -621,6 +643,10 @@ async def _fill_ahead(view: LazyView, start: Start) -> None:
         await _fill_in_order_of(view, trace)
 
 
+def _nowhere(pack: Digest, stored: Stored) -> bool:
+    return False
+
+
 async def _fill_in_order_of(view: LazyView, trace: Trace) -> None:
     layout = view.layout
     if view.layers:
@@ -629,10 +655,12 @@ async def _fill_in_order_of(view: LazyView, trace: Trace) -> None:
     else:
         trace = shortened(trace, NAME_BYTES)
     if layout is not None:
-        cells = list(cells_of_trace(trace, layout, view._filler.device.cells))
+        named = list(cells_of_trace(trace, layout, view._filler.device.cells))
         await _planned(view)
-        view._prefetch.bytes_packed = view._prefetch.bytes_packed or view._filler.bytes_packed(cells)
+        hold = view.places.hold if view.places is not None else _nowhere
+        cells = view._filler.without_neighbours(named, hold)
         await view._prefetch.run(cells, view._opened)
+        view._prefetch.bytes_packed = view._prefetch.bytes_packed or view._filler.bytes_packed(cells)
 
 
 def _revive(directory: Path, error: OSError, limit_s: float, held: tuple[int, ...]) -> None:

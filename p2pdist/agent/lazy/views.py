@@ -138,6 +138,7 @@ class LazyViews:
         view.sight.begun = asked_at
         view.sight.end("found")
         try:
+            view.find_trace(found.manifest)
             part = await asyncio.to_thread(useful_bootstrap, self._store, found.manifest) if root else None
             if part is not None and await self._begin_by(part, view, found):
                 return view, found
@@ -163,7 +164,6 @@ class LazyViews:
     async def _begin_by(self, part: Descriptor, view: LazyView, package: Package) -> bool:
         """Have a view shown by the bootstrap of its package. False where that is not possible, and
         nothing has begun. Raises Conflict (`eager`)."""
-        view.find_trace()
         come = partial(view.sight.know, part.size)
         bringing = asyncio.create_task(bring_bootstrap(self._fetcher, part, package.manifest.layers, come))
         try:  # it comes while the ways are tried
