@@ -13,6 +13,10 @@ package's name, so each lazy start has a name of its own, and those with a trace
 files lie below TMPDIR and are removed afterwards, and so are views and namespaces, also after
 SIGINT and SIGTERM.
 
+The origin is a directory that the host reads by itself. It alone has the bootstrap, which a seed
+that pulled the package does not need, so the metadata of a lazy start comes beside the link; its
+bytes count as if it came over it, its time does not (3.2 MB: 0.06 s at 400 Mbit/s).
+
 Columns: seconds from the command to the first line, and the bytes that came over the link by then;
 seconds until everything is here, the program running meanwhile, and until the view lacks nothing;
 milliseconds from the moment when the metadata is here until the view is seen, and the bytes of the
@@ -402,7 +406,7 @@ def goals(rows: Sequence[Row], made: Made, rate_mbit: float) -> list[Goal]:
         came, metadata = of(way, lambda row: row.first_line_bytes), of(way, lambda row: row.metadata_bytes)
         assert came is not None and metadata is not None, f"no start was {way}"
         goal(f"{way}: ready no later than eager", of(way, _first_s), eager_s)
-        goal(f"{way}: of the package before the first line", 100 * came / made.bytes_stored, 15.0, "%")
+        goal(f"{way}: of the package before the first line", 100 * (came + metadata) / made.bytes_stored, 15.0, "%")
         here_s = None if eager_here_s is None else 1.03 * eager_here_s
         goal(f"{way}: everything here, 1.03 x eager", of(way, lambda row: row.here_s), here_s)
         goal(f"{way}: metadata that came", metadata / 1e6, 4.0, "MB")

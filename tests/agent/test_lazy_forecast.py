@@ -8,6 +8,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from p2pdist.agent.lazy.traces import ViewContent, recorded
 from p2pdist.agent.lazy.view import _started
 from p2pdist.agent.pull.trees import SELECTED_SHARE_MAX
 from p2pdist.model.catalog import Pack, Stored, record
-from p2pdist.model.device import CELL_BLOCKS, CELL_BYTES, Cells, DeviceChunk, DeviceLayout
+from p2pdist.model.device import BLOCK_BYTES, CELL_BLOCKS, CELL_BYTES, Cells, DeviceChunk, DeviceLayout
 from p2pdist.model.digest import digest_of
 from p2pdist.model.manifest import PACK_TYPE, PIECES_SIZE, Descriptor, Manifest
 from p2pdist.model.trace import Place, Trace, placed
@@ -256,3 +257,73 @@ async def test_the_pull_begins_when_what_the_trace_names_is_there(tmp_path: Path
     assert not started.done()
     view.sight.prepared.set()
     await started
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_what_is_written_at_once_is_what_the_contents_are(tmp_path: Path, seed: int) -> None:
+    """Of contents of several chunks, of which some were written before: these stay as they are, and
+    so do heads of cells."""
+    drawn = random.Random(seed)
+    chunks = [drawn.randbytes(drawn.choice((1, 100, 4000, 4096, 5000, 70_000))) for _ in range(80)]
+    store = BlobStore(tmp_path / "store")
+    packs = FetchedPack(store, chunks)
+    filler = Filler(store, packs)
+    sizes, cuts, rest = dict[bytes, int](), dict[bytes, tuple[list[int], list[bytes]]](), list(chunks)
+    contents = []
+    while rest:
+        parts = [rest.pop() for _ in range(min(len(rest), drawn.randrange(1, 4)))]
+        contents.append(b"".join(parts))
+        name = content_hash(contents[-1])
+        sizes[name] = len(contents[-1])
+        if len(parts) > 1:
+            cuts[name] = list(accumulate(map(len, parts), initial=0)), list(map(content_hash, parts))
+    filler.layout = layout = DeviceLayout(sizes, {}, cuts=cuts)
+    filler.chunks.whereabouts = packs.whereabouts
+    device = tmp_path / "device"
+    device.write_bytes(b"")
+    os.truncate(device, CELLS.file_size(layout.size))
+    filler.device.take(os.open(device, os.O_RDWR), os.open(os.devnull, os.O_RDONLY))
+    cells = CELLS.holding(0, layout.size)
+    with packs.blob.held():
+        for chunk in drawn.sample(list(layout.chunks()), 25):
+            await filler.fill(chunk)
+        for some in (drawn.sample(cells, len(cells) // 2), cells):
+            await filler.fill_in_order(some, await filler.bring(some))
+    assert all(map(filler.has_cell, cells))
+    expected = bytearray(CELLS.file_size(layout.size))
+    for name, first in layout.first_blocks().items():
+        data = next(content for content in contents if content_hash(content) == name)
+        for offset, begin, end in CELLS.places(first * BLOCK_BYTES, len(data)):
+            expected[offset : offset + end - begin] = data[begin:end]
+    for cell in cells:
+        at, head = CELLS.head(cell)
+        expected[at : at + len(head)] = head
+    assert device.read_bytes() == expected
+    filler.close()
+
+
+async def test_a_chunk_that_is_wrong_in_its_pack_is_never_written(tmp_path: Path) -> None:
+    """Others that are read with it are; it is dropped, and fetched again."""
+    store = BlobStore(tmp_path / "store")
+    packs = FetchedPack(store, CONTENTS[:20])
+    filler = Filler(store, packs)
+    filler.layout = DeviceLayout({content_hash(data): len(data) for data in CONTENTS[:20]}, {})
+    filler.chunks.whereabouts = packs.whereabouts
+    device = tmp_path / "device"
+    device.write_bytes(b"")
+    os.truncate(device, CELLS.file_size(filler.layout.size))
+    filler.device.take(os.open(device, os.O_RDWR), os.open(os.devnull, os.O_RDONLY))
+    with packs.blob.held():
+        blobs = await filler.bring(range(20))
+        with packs.blob.path.open("r+b") as file:
+            file.seek(7 * CELL_BYTES + 5)
+            file.write(bytes((CONTENTS[7][5] ^ 1,)))
+        filled = await filler.fill_in_order(range(20), blobs)
+        assert 7 not in filled and len(filled) > 10
+        await filler.fill_in_order(range(20), await filler.bring(range(20)))
+    assert all(map(filler.has_cell, range(20)))
+    written = device.read_bytes()
+    for cell, data in enumerate(CONTENTS[:20]):
+        ((offset, _, _),) = CELLS.places(cell * CELL_BYTES, CELL_BYTES)
+        assert written[offset : offset + CELL_BYTES] == data
+    filler.close()

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -30,11 +31,20 @@ from p2pdist.model.selection import Selection
 from p2pdist.model.tree import content_hash
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees.assembly import Decoder, wrong_chunk
+from p2pdist.store.trees.assembly import Decoder, decode_together, wrong_chunk
 from p2pdist.store.trees.damage import damaged, drop_wrong
 from p2pdist.store.trees.missing_contents import Missing
 
 Asked = Literal["reader", "ahead", "none"]
+
+Buffer = bytes | memoryview
+"""What a chunk is given as."""
+
+Placed = tuple[int, Blob, Stored, list[DeviceChunk]]
+"""Where a chunk begins in a blob, and what wants it."""
+
+RUN_BYTES = 8 << 20
+"""Chunks that lie one behind the other are read together up to so many bytes."""
 
 WRONG_MAX = 3
 """So often in a row a pack may hold pieces that are not what they should be."""
@@ -78,7 +88,7 @@ class Whereabouts:
 
 class Chunks:
     """The chunks of one package. A pull that a chunk begins has this `priority`. On the event loop,
-    but for `from_objects` and `here`, which are for threads."""
+    but for `from_objects`, `here` and `here_together`, which are for threads."""
 
     _decoders = threading.local()
     """One for each thread: making it takes longer than most chunks do."""
@@ -137,12 +147,45 @@ class Chunks:
     def here(self, chunk: DeviceChunk, blobs: Mapping[Digest, Blob]) -> bytes | None:
         """A chunk from objects or from these held blobs of packs; None where none of them has
         it."""
-        data, located, sources = self.from_objects(chunk), self.whereabouts.packs.get(chunk.chunk), self.whereabouts
-        if data is None and located is not None and located[0] in blobs and located[0] in sources.sources:
-            (pack, stored), (descriptor, selection) = located, sources.sources[located[0]]
-            if blobs[pack].digest == descriptor.digest:  # else it came from what other whereabouts named
-                data = self._read(blobs[pack], _start(stored, selection), pack, stored)
-        return data
+        data = self.from_objects(chunk)
+        place = self._place(chunk, blobs) if data is None else None
+        return data if place is None else self._read(*place)
+
+    def here_together(self, chunks: Iterable[DeviceChunk], blobs: Mapping[Digest, Blob]) -> dict[int, Buffer]:
+        """Those of the chunks that these held blobs of packs have, by their places in the device,
+        read and decoded in one go. What is missing here may be here all the same (`here`): what is
+        wrong is left out. They take memory all at once."""
+        places: dict[tuple[Digest, int], tuple[Blob, Stored, list[DeviceChunk]]] = {}
+        for chunk in chunks:
+            place = self._place(chunk, blobs) if chunk.content not in self._store.objects else None
+            if place is not None and place[0].holds(place[1], place[3].stored):
+                places.setdefault((place[0].digest, place[1]), (place[0], place[3], []))[2].append(chunk)
+        ordered = [(start, *places[digest, start]) for digest, start in sorted(places)]
+        stored: list[tuple[memoryview, int]] = []
+        wanted: list[list[DeviceChunk]] = []
+        for run in _runs(ordered):
+            begin, blob = run[0][0], run[0][1]
+            with suppress(P2PDistError):  # `here` says why
+                data = memoryview(blob.read_range(begin, run[-1][0] + run[-1][2].stored - begin))
+                for start, _, part, mine in run:
+                    stored.append((data[start - begin :][: part.stored], part.length))
+                    wanted.append(mine)
+        found: dict[int, Buffer] = {}
+        for chunk_data, mine in zip(decode_together(stored), wanted, strict=True):
+            if chunk_data is not None and is_named(chunk_data, mine[0].chunk):
+                found.update((chunk.at, chunk_data) for chunk in mine)
+        return found
+
+    def _place(self, chunk: DeviceChunk, blobs: Mapping[Digest, Blob]) -> tuple[Blob, int, Digest, Stored] | None:
+        """Where one of these blobs of packs is to have the chunk: the blob, where in it, the pack,
+        and where in that."""
+        located, sources = self.whereabouts.packs.get(chunk.chunk), self.whereabouts.sources
+        if located is None or located[0] not in blobs or located[0] not in sources:
+            return None
+        (pack, stored), (descriptor, selection) = located, sources[located[0]]
+        if blobs[pack].digest != descriptor.digest:  # it came from what other whereabouts named
+            return None
+        return blobs[pack], _start(stored, selection), pack, stored
 
     def in_pack(self, chunk: DeviceChunk) -> bool:
         """Whether it is known where in a pack the chunk is, and no object here is to have it."""
@@ -228,6 +271,22 @@ class Chunks:
         if not drop_wrong(blob, start, stored.stored):
             raise failure
         return None
+
+
+def _runs(places: Sequence[Placed]) -> Iterator[list[Placed]]:
+    """Places that lie one behind the other in one blob, up to RUN_BYTES together, or one alone."""
+    run: list[Placed] = []
+    for place in places:
+        begin, blob, stored, _ = place
+        if run and (
+            (blob, begin) != (run[-1][1], run[-1][0] + run[-1][2].stored)
+            or begin + stored.stored - run[0][0] > RUN_BYTES
+        ):
+            yield run
+            run = []
+        run.append(place)
+    if run:
+        yield run
 
 
 def _start(stored: Stored, selection: Selection | None) -> int:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from p2pdist.agent.lazy.chunks import Asked, Chunks, Fetcher, Whereabouts
+from p2pdist.agent.lazy.chunks import Asked, Buffer, Chunks, Fetcher, Whereabouts
 from p2pdist.model.catalog import Stored
-from p2pdist.model.device import Cells, DeviceChunk, DeviceLayout
+from p2pdist.model.device import BLOCK_BYTES, Cells, DeviceChunk, DeviceLayout
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError
 from p2pdist.store.blobs.blob import Blob
@@ -32,6 +32,9 @@ AGAIN_S, AGAIN_S_MAX = 1.0, 60.0
 
 AT_ONCE = 64
 """Cells that are filled in one go while no reader waits for them."""
+
+TOGETHER_BYTES = 4 << 20
+"""Chunks of about so many bytes are read and decoded in one go."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,17 @@ class DeviceFile:
             for offset, begin, end in self.cells.places(at, len(data)):
                 pwrite_all(descriptor, view[begin:end], offset)
 
+    def write_all(self, chunks: Sequence[tuple[Buffer, int]]) -> None:
+        """As `write`, of chunks that follow each other: no other lies between them. Raises
+        OSError."""
+        parts: list[tuple[int, memoryview]] = []
+        for data, at in chunks:
+            view = memoryview(data)
+            parts += ((offset, view[begin:end]) for offset, begin, end in self.cells.places(at, len(data)))
+        with self._writing() as descriptor:
+            for offset, run in _adjoining(parts):
+                pwrite_all(descriptor, run[0] if len(run) == 1 else b"".join(run), offset)
+
     def finish(self, cells: Iterable[int]) -> None:
         """Let the kernel read these cells, of which everything is written. Raises OSError."""
         with self._writing() as descriptor:
@@ -105,6 +119,24 @@ class DeviceFile:
             os.close(self._descriptor)
             os.close(self._group)
             self._descriptor = self._group = -1
+
+
+def _adjoining(parts: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, list[Buffer]]]:
+    """Parts of a file, each with its offset, that follow each other, as runs that are written at
+    once: where the next one begins with the next block there are zeros between them."""
+    first, end, run = 0, 0, list[Buffer]()
+    for offset, view in parts:
+        padding = -end % BLOCK_BYTES
+        if not run or offset != end + padding:
+            if run:
+                yield first, run
+            first, run = offset, []
+        elif padding:
+            run.append(bytes(padding))
+        run.append(view)
+        end = offset + len(view)
+    if run:
+        yield first, run
 
 
 class Filler:
@@ -292,17 +324,27 @@ class Filler:
         are whole by it; returns both."""
         written: dict[int, DeviceChunk] = {}
         whole = []
-        for cell, chunks in cells.items():
-            for chunk in chunks:
-                if self.has(chunk) or chunk.at in written:
-                    continue
-                data = self.chunks.here(chunk, blobs)
-                if data is not None:
-                    self.device.write(data, chunk.at)
-                    written[chunk.at] = chunk
-            if all(self.has(chunk) or chunk.at in written for chunk in chunks):
-                self.device.finish((cell,))
-                whole.append(cell)
+        for some in _some(cells, TOGETHER_BYTES):
+            lacking = {chunk.at: chunk for chunks in some.values() for chunk in chunks if not self.has(chunk)}
+            for at in written:
+                lacking.pop(at, None)
+            come = self.chunks.here_together(lacking.values(), blobs)
+            for cell, chunks in some.items():
+                fresh: list[list[tuple[Buffer, int]]] = [[]]
+                for chunk in chunks:
+                    data = None
+                    if not self.has(chunk) and chunk.at not in written:
+                        data = come.pop(chunk.at, None) or self.chunks.here(chunk, blobs)
+                    if data is None:
+                        fresh.append([])
+                    else:
+                        fresh[-1].append((data, chunk.at))
+                        written[chunk.at] = chunk
+                for following in filter(None, fresh):
+                    self.device.write_all(following)
+                if all(self.has(chunk) or chunk.at in written for chunk in chunks):
+                    self.device.finish((cell,))
+                    whole.append(cell)
         return list(written.values()), whole
 
     async def _finish(self, cells: Sequence[int]) -> list[int]:
@@ -311,6 +353,20 @@ class Filler:
         await asyncio.to_thread(self.device.finish, whole)
         self._finish_all(whole, failures)
         return whole
+
+
+def _some(cells: Mapping[int, Sequence[DeviceChunk]], length: int) -> Iterator[dict[int, Sequence[DeviceChunk]]]:
+    """Cells with their chunks, in order, as many at a time as have about so many bytes."""
+    some: dict[int, Sequence[DeviceChunk]] = {}
+    left = length
+    for cell, chunks in cells.items():
+        some[cell] = chunks
+        left -= sum(chunk.length for chunk in chunks)
+        if left <= 0:
+            yield some
+            some, left = {}, length
+    if some:
+        yield some
 
 
 def _forget(tasks: dict[int, asyncio.Task[None]], key: int, task: asyncio.Task[None]) -> None:

@@ -9,7 +9,7 @@ pack."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -142,6 +142,43 @@ class Decoder:
     def _read(self, frame: bytes | memoryview, target: memoryview) -> int:
         with self._reader(frame) as reader:
             return reader.readinto(target)
+
+
+def decode_together(chunks: Sequence[tuple[memoryview, int]]) -> list[bytes | memoryview | None]:
+    """Chunks, each of its stored bytes and its length, decoded in one go, for which a thread waits
+    for the interpreter once; None for one that cannot be decoded so: `Decoder` says why. The BLAKE3
+    of each is yet to be compared. They take memory all at once."""
+    cut: list[list[memoryview | int] | None] = []
+    frames: list[bytes | bytearray | memoryview] = []
+    for stored, length in chunks:
+        first, blocks = len(frames), list[memoryview | int]()
+        try:
+            if length > CHUNK_MAX:
+                raise Corrupt(f"a chunk of {length} bytes is over the limit")
+            for block, size in chunk_blocks(stored, length):
+                if len(block) == size:
+                    blocks.append(memoryview(block))
+                elif zstandard.frame_content_size(block) == size:
+                    blocks.append(len(frames))
+                    frames.append(memoryview(block))
+                else:
+                    raise Corrupt("a stored chunk holds a block of another length than it states")
+            cut.append(blocks)
+        except (Corrupt, zstandard.ZstdError):
+            del frames[first:]
+            cut.append(None)
+    try:
+        views = _decompressed(frames) if frames else []
+    except zstandard.ZstdError:  # one of them is wrong
+        return [None] * len(chunks)
+    joined = ([views[block] if isinstance(block, int) else block for block in blocks or ()] for blocks in cut)
+    return [None if not parts else parts[0] if len(parts) == 1 else b"".join(parts) for parts in joined]
+
+
+def _decompressed(frames: list[bytes | bytearray | memoryview]) -> list[memoryview]:
+    """Raises ZstdError."""
+    decoded = zstandard.ZstdDecompressor().multi_decompress_to_buffer(frames)
+    return [memoryview(decoded[number]) for number in range(len(decoded))]  # type: ignore[arg-type] # it has a buffer
 
 
 def wrong_chunk(pack: Digest, chunk: bytes) -> Corrupt:
